@@ -1,0 +1,38 @@
+# Every target sets itself up: a virtual environment in .venv with the package and its development tools.
+PYTHON ?= python3
+BIN := .venv/bin
+# Passive waiting keeps two test processes with a thread each from slowing each other down.
+export OMP_WAIT_POLICY := PASSIVE
+
+.PHONY: demo test test-slow test-gpu lint types bench clean
+
+demo: .venv/ready
+	$(BIN)/opencon demo --out runs/demo
+
+test: .venv/ready
+	$(BIN)/pytest -n 2 -q
+
+test-slow: .venv/ready
+	$(BIN)/pytest -m slow -q
+
+# On a machine with a GPU and its own torch: make test-gpu BIN=/path/to/bin
+test-gpu:
+	PYTHONPATH=src $(PYTHON) -m pytest -m gpu -q -p no:cacheprovider
+
+lint: .venv/ready
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: .venv/ready
+	$(BIN)/mypy
+
+bench: .venv/ready
+	$(BIN)/python benchmarks/digits.py
+
+clean:
+	rm -rf .venv build src/*.egg-info
+
+.venv/ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install -q -c constraints.txt -e '.[dev]'
+	touch .venv/ready

@@ -1,0 +1,5 @@
+"""`python -m opencon` is the command `opencon`."""
+
+from opencon.cli import main
+
+main()

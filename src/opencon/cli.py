@@ -1,0 +1,258 @@
+"""The command line: parse, call, show. No logic of its own.
+
+What a user can fix ends with one sentence and exit code 2; Ctrl-C ends with code 130 and a run that can be resumed.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from opencon.config import RunConfig, to_dict, with_settings
+from opencon.errors import ConfigError, OpenConError
+from opencon.version import __version__
+
+# Heavy rooms (torch, scikit-learn) are imported inside the commands, so that --help answers at once.
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+console = Console(highlight=False)
+
+Out = Annotated[Path | None, typer.Option("--out", help="Folder for the run.")]
+Settings = Annotated[list[str] | None, typer.Option("--set", metavar="A.B=C", help="Change one setting; repeatable.")]
+Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda or cuda:N.")]
+DataRoot = Annotated[str | None, typer.Option("--data", help="Where the data set's files lie.")]
+Seed = Annotated[int | None, typer.Option("--seed", help="Training seed (the split has its own: split.seed).")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the plan and the settings, compute nothing.")]
+Download = Annotated[bool, typer.Option("--download", help="Fetch the data set's archive if it is missing.")]
+TensorBoard = Annotated[bool, typer.Option("--tensorboard", help="Also write TensorBoard logs.")]
+
+
+@app.callback(invoke_without_command=True)
+def options(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
+    """Open-world contrastive learning: recognize the classes you named, discover the ones you did not."""
+    if version:
+        console.print(f"opencon {__version__}")
+        raise typer.Exit
+
+
+@app.command()
+def demo(
+    out: Annotated[Path, typer.Option("--out", help="Folder for the run and the picture.")] = Path("runs/demo"),
+    seed: Annotated[int, typer.Option("--seed", help="Training seed.")] = 0,
+    device: Device = "cpu",
+) -> None:
+    """Learn five handwritten digits from labels, discover the five others, in a minute on a CPU."""
+    from opencon.experiments.demo import run_demo
+    from opencon.runtime import pick_device
+
+    console.print("[bold]Handwritten digits.[/bold] 0-4 are named: half of their images carry a label. 5-9 are not named.")
+    with progress_bar() as callbacks:
+        outcome = run_demo(out, pick_device(device), seed=seed, callbacks=callbacks)
+    console.print(accuracy_table(outcome.rows, outcome.result))
+    groups = Table("new group", "images", "mostly the digit", "share of the group", title="What was discovered")
+    for group in outcome.groups:
+        groups.add_row(group.name, str(group.size), group.mostly, f"{group.purity:.1%}")
+    console.print(groups)
+    console.print(f"\n{outcome.result['total_seconds']:.0f} s. Picture: {outcome.picture}\nRun folder: {out}")
+
+
+@app.command()
+def train(
+    recipe: Annotated[str | None, typer.Argument(help="A recipe (see `opencon list`), such as cifar100.")] = None,
+    config: Annotated[Path | None, typer.Option("--config", help="A TOML file instead of a recipe.")] = None,
+    out: Out = None,
+    settings: Settings = None,
+    variant: Annotated[str, typer.Option("--variant", help="released or paper.")] = "released",
+    weights: Annotated[str | None, typer.Option("--weights", help="Encoder weights to start from.")] = None,
+    data: DataRoot = None,
+    seed: Seed = None,
+    device: Device = "auto",
+    download: Download = False,
+    tensorboard: TensorBoard = False,
+    dry_run: DryRun = False,
+) -> None:
+    """Train a method on a data set, or resume a run that was interrupted."""
+    from opencon.experiments.recipes import get_recipe, read_config
+
+    if (recipe is None) == (config is None):
+        raise ConfigError("give a recipe (`opencon list` shows them) or --config FILE, one of the two.")
+    base = read_config(config) if config is not None else get_recipe(recipe or "", variant=variant)
+    shortcuts = {"encoder.weights": weights, "data.root": data, "train.seed": seed}
+    name = (recipe or config.stem if config else recipe or "").replace("/", "-")
+    run(base, shortcuts, settings, out or Path("runs") / name, device, download, tensorboard, dry_run)
+
+
+@app.command()
+def pretrain(
+    recipe: Annotated[str, typer.Argument(help="A data set, such as cifar100.")],
+    out: Out = None,
+    settings: Settings = None,
+    data: DataRoot = None,
+    seed: Seed = None,
+    device: Device = "auto",
+    download: Download = False,
+    tensorboard: TensorBoard = False,
+    dry_run: DryRun = False,
+) -> None:
+    """Train an encoder without labels (SimCLR); its encoder.safetensors is what `train --weights` takes."""
+    from opencon.experiments.recipes import get_recipe
+
+    base = get_recipe(recipe, method="simclr")
+    shortcuts = {"data.root": data, "train.seed": seed}
+    folder = out or Path("runs") / f"simclr-{recipe.split('/')[-1]}"
+    run(base, shortcuts, settings, folder, device, download, tensorboard, dry_run)
+    if not dry_run:
+        console.print(f"Encoder: {folder / 'encoder.safetensors'}")
+
+
+@app.command()
+def evaluate(
+    run_folder: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
+    protocol: Annotated[str | None, typer.Option("--protocol", help="orca or gcd; default: as the run.")] = None,
+    on: Annotated[str | None, typer.Option("--on", help="unlabeled or test; default: as the run.")] = None,
+    data: DataRoot = None,
+    device: Device = "auto",
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    picture: Annotated[Path | None, typer.Option("--picture", help="Also draw the embedding to this PNG.")] = None,
+) -> None:
+    """Measure a trained run again, under either protocol, on either set of images."""
+    from opencon.experiments.run import evaluate_run
+    from opencon.runtime import pick_device
+
+    record = evaluate_run(run_folder, pick_device(device), protocol=protocol, on=on, data_root=data, picture=picture)
+    if as_json:
+        sys.stdout.write(json.dumps(record) + "\n")
+    else:
+        console.print(result_table(record, title=str(run_folder)))
+
+
+@app.command("list")
+def list_names() -> None:
+    """Show recipes, methods, encoders and data sets."""
+    from opencon.data.benchmarks import DATASETS
+    from opencon.encoders import ENCODERS
+    from opencon.experiments.recipes import RECIPES
+    from opencon.methods import METHODS
+
+    recipes = Table("recipe", "what it is", title="opencon train RECIPE", title_justify="left")
+    for name in RECIPES.names():
+        recipes.add_row(name, RECIPES[name].title)
+    methods = Table("method", "name", "paper", "year", title="Methods", title_justify="left")
+    for name in METHODS.names():
+        entry = METHODS[name]
+        methods.add_row(name, entry.title, entry.paper, str(entry.year))
+    console.print(recipes, methods)
+    console.print(f"Encoders (encoder.name): {', '.join(ENCODERS.names())}")
+    console.print(f"Data sets (data.name): {', '.join(DATASETS.names())}")
+
+
+def run(
+    base: RunConfig,
+    shortcuts: Mapping[str, Any],
+    settings: list[str] | None,
+    out: Path,
+    device: str,
+    download: bool,
+    tensorboard: bool,
+    dry_run: bool,
+) -> None:
+    """Show the plan; train unless it is a dry run; show the result."""
+    from opencon.experiments.run import plan
+    from opencon.experiments.run import train as train_run
+    from opencon.runtime import pick_device
+
+    given = [f"{key}={json.dumps(value)}" for key, value in shortcuts.items() if value is not None]
+    config = with_settings(base, [*given, *(settings or [])])
+    where = pick_device(device)
+    for key, text in {**plan(config, download=download), "device": str(where), "folder": str(out)}.items():
+        console.print(f"[bold]{key:>10}[/bold]  {text}", soft_wrap=True)
+    if dry_run:
+        console.print_json(json.dumps(to_dict(config)))
+        return
+    with progress_bar() as callbacks:
+        result = train_run(config, out, where, callbacks=callbacks, download=download, tensorboard=tensorboard)
+    console.print(result_table(result, title=str(out)))
+
+
+@contextmanager
+def progress_bar() -> Iterator[Any]:
+    """A bar with losses, accuracy and time left, fed by the callbacks of a run."""
+    from opencon.experiments.run import Callbacks
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=24),
+        TextColumn("epoch {task.fields[epoch]}/{task.fields[epochs]}"),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(compact=True),
+        TextColumn("{task.fields[note]}"),
+    )
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task("training", total=None, epoch=0, epochs="?", note="")
+        shape = {"first": 0, "steps": 1}
+        latest: dict[str, str] = {}
+
+        def started(first: int, epochs: int, steps: int) -> None:
+            shape.update(first=first, steps=steps)
+            progress.update(task, total=(epochs - first) * steps, epoch=first, epochs=epochs)
+
+        def stepped(epoch: int, steps: int) -> None:
+            progress.update(task, completed=(epoch - shape["first"]) * shape["steps"] + steps)
+
+        def epoch_done(record: dict[str, Any]) -> None:
+            latest["loss"] = f"loss {record['loss']:.3f}"
+            if "all" in record:
+                latest["acc"] = f"all {record['all']:.1%} novel {record['novel']:.1%} seen {record['seen']:.1%}"
+            if "knn20" in record:
+                latest["acc"] = f"20-NN {record['knn20']:.1%}"
+            epoch = record["epoch"] + 1
+            done = (epoch - shape["first"]) * shape["steps"]
+            progress.update(task, completed=done, epoch=epoch, note="  ".join(latest.values()))
+
+        yield Callbacks(console.print, started, stepped, epoch_done)
+
+
+def accuracy_table(rows: list[tuple[str, Mapping[str, Any]]], how: Mapping[str, Any]) -> Table:
+    """All / novel / seen for several methods, with protocol and images in the title."""
+    images = {"unlabeled": "unlabeled training images", "test": "held-out test images"}[how["on"]]
+    table = Table(
+        "", "all", "novel", "seen", title=f"Accuracy, protocol {how['protocol']}, on {how['num_images']:,} {images}"
+    )
+    for name, record in rows:
+        table.add_row(name, *(f"{record[key]:.1%}" for key in ("all", "novel", "seen")))
+    return table
+
+
+def result_table(record: Mapping[str, Any], title: str) -> Table:
+    """One record as two columns, the protocol and the images first."""
+    table = Table("measure", "value", title=title)
+    for key, value in record.items():
+        share = isinstance(value, float) and key in SHARES
+        shown = f"{value:.1%}" if share else f"{value:.4g}" if isinstance(value, float) else str(value)
+        table.add_row(key, shown)
+    return table
+
+
+SHARES = {"all", "novel", "seen", "knn20", "auroc", "aupr", "fpr95", "share_novel"}
+
+
+def main(argv: list[str] | None = None) -> None:
+    """The entry point of the command `opencon`."""
+    try:
+        app(args=argv, standalone_mode=True)
+    except OpenConError as err:
+        Console(stderr=True, highlight=False).print(f"opencon: {err}", markup=False, soft_wrap=True)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        Console(stderr=True).print("opencon: interrupted. The same command resumes from the last finished epoch.")
+        sys.exit(130)

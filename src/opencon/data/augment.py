@@ -1,0 +1,230 @@
+"""Views of images: random crop, flip, warp, color and blur of a whole batch on its device.
+
+Letters: B images in a batch, H and W their height and width, S side of a view, A jitter operations that are switched on.
+
+`Augment.draw` asks a generator for every random number, `Augment.apply` is a pure function of them. Each image has its
+own parameters, yet all shapes are fixed and nothing waits for the device: images that an operation leaves alone are
+left alone by arithmetic, not by indexing. Both follow torchvision's transforms (RandomResizedCrop, ColorJitter, GaussianBlur on float
+images), which take one image at a time.
+
+Crop, resize and blur are linear and separable, so each is two batched matrix products, rows @ image @ columns^T. Float32
+products keep about 1e-6; where a caller allows TF32, pixel values move by up to about 1e-3, a quarter of a gray level.
+Call outside autocast, which would make them bfloat16.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from opencon.config import AugmentConfig
+from opencon.data.color import CONTRAST, HUE, choose, jitter, to_gray
+
+CROP_TRIES = 10  # torchvision's RandomResizedCrop; then the largest centered crop of an allowed ratio
+
+
+class ViewParams(NamedTuple):
+    """The parameters of one view of each of B images; None where the settings switch an operation off."""
+
+    box: Tensor | None = None  # (B, 4) whole pixels: top, left, height, width
+    is_flipped: Tensor | None = None  # (B,) bool
+    angle: Tensor | None = None  # (B,) radians, counter-clockwise
+    shift: Tensor | None = None  # (B, 2) right and down, as a share of the side
+    zoom: Tensor | None = None  # (B,) above 1 enlarges
+    is_jittered: Tensor | None = None  # (B,) bool
+    factors: Tensor | None = None  # (B, A) strength of each jitter operation
+    turns: Tensor | None = None  # (B, A) when each is due: a permutation in each row
+    is_gray: Tensor | None = None  # (B,) bool
+    is_blurred: Tensor | None = None  # (B,) bool
+    sigma: Tensor | None = None  # (B,) pixels
+
+
+class Augment:
+    """Makes views as an `AugmentConfig` describes them: crop and flip, warp, jitter, gray, blur, in this order."""
+
+    def __init__(self, config: AugmentConfig, *, image_size: int, channels: int) -> None:
+        assert channels in (1, 3), f"images have 1 or 3 channels, not {channels}"
+        self.config = config
+        self.image_size = image_size
+        self.channels = channels
+        last = HUE if channels == 3 else CONTRAST  # one channel has neither saturation nor hue
+        self.operations = tuple(k for k in range(last + 1) if config.jitter[k] > 0 and config.jitter_p > 0)
+
+    def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
+        """One view of each image: uint8 (B, channels, H, W) -> float32 (B, channels, S, S) in [0, 1]."""
+        height, width = images.shape[-2:]
+        return self.apply(images, self.draw(len(images), (height, width), generator))
+
+    def draw(self, num_images: int, source_size: tuple[int, int], generator: torch.Generator) -> ViewParams:
+        """Parameters for `num_images` images of `source_size` (H, W), on the generator's device."""
+        c = self.config
+        params: dict[str, Tensor] = {}
+
+        def uniform(low: float, high: float, *shape: int) -> Tensor:
+            u = torch.rand(num_images, *shape, generator=generator, device=generator.device)
+            return low + (high - low) * u
+
+        def chance(p: float) -> Tensor:
+            return uniform(0.0, 1.0) < p
+
+        if c.crop_scale is not None:
+            log_ratio = uniform(math.log(c.crop_ratio[0]), math.log(c.crop_ratio[1]), CROP_TRIES)
+            share = uniform(*c.crop_scale, CROP_TRIES)
+            params["box"] = _crop_box(share, log_ratio.exp(), uniform(0.0, 1.0, 2), source_size, c.crop_ratio)
+        if c.flip_p > 0:
+            params["is_flipped"] = chance(c.flip_p)
+        if c.rotate > 0 or c.shift > 0 or c.zoom != (1.0, 1.0):
+            params["angle"] = uniform(-math.radians(c.rotate), math.radians(c.rotate))
+            params["shift"] = uniform(-c.shift, c.shift, 2)
+            params["zoom"] = uniform(*c.zoom)
+        if self.operations:
+            strengths = [c.jitter[k] for k in self.operations]
+            params["is_jittered"] = chance(c.jitter_p)
+            params["factors"] = torch.stack(
+                [
+                    uniform(-s, s) if k == HUE else uniform(max(0.0, 1.0 - s), 1.0 + s)
+                    for k, s in zip(self.operations, strengths, strict=True)
+                ],
+                dim=1,
+            )
+            params["turns"] = uniform(0.0, 1.0, len(self.operations)).argsort(dim=1)
+        if c.gray_p > 0 and self.channels == 3:
+            params["is_gray"] = chance(c.gray_p)
+        if c.blur_p > 0:
+            params["is_blurred"] = chance(c.blur_p)
+            params["sigma"] = uniform(*c.blur_sigma)
+        return ViewParams(**params)
+
+    def apply(self, images: Tensor, params: ViewParams) -> Tensor:
+        """The views that `params` describe: uint8 (B, channels, H, W) -> float32 (B, channels, S, S) in [0, 1]."""
+        assert images.dtype == torch.uint8, f"images are uint8, not {images.dtype}"
+        assert images.shape[1] == self.channels, f"images have {images.shape[1]} channels, not {self.channels}"
+        p, size = params, self.image_size
+        if p.box is not None:
+            x = resized_crop(images, p.box, size, p.is_flipped)
+        else:
+            x = plain_view(images, size)
+            if p.is_flipped is not None:
+                x = choose(p.is_flipped, x.flip(-1), x)
+        if p.angle is not None and p.shift is not None and p.zoom is not None:
+            x = warp(x, p.angle, p.shift, p.zoom)
+        if p.factors is not None and p.turns is not None and p.is_jittered is not None:
+            x = jitter(x, self.operations, p.factors, p.turns, p.is_jittered)
+        if p.is_gray is not None:
+            x = choose(p.is_gray, to_gray(x), x)
+        if p.is_blurred is not None and p.sigma is not None:
+            x = choose(p.is_blurred, blur(x, p.sigma), x)
+        return x
+
+
+def plain_view(images: Tensor, image_size: int) -> Tensor:
+    """The view for evaluation: uint8 (B, channels, H, W) -> float32 (B, channels, S, S) in [0, 1], resized at need."""
+    x = images.float() / 255.0
+    if tuple(images.shape[-2:]) != (image_size, image_size):
+        x = F.interpolate(x, (image_size, image_size), mode="bilinear", antialias=True, align_corners=False)
+        x = x.clamp(0.0, 1.0)  # the weights add up to 1 only within rounding
+    return x
+
+
+def resized_crop(images: Tensor, box: Tensor, size: int, is_flipped: Tensor | None = None) -> Tensor:
+    """Cut out each image's box, resize it to (size, size) and flip it where told.
+
+    Equals `F.interpolate(crop, size, mode="bilinear", antialias=True)` of the box's pixels, in [0, 1].
+    """
+    height, width = images.shape[-2:]
+    top, left, box_height, box_width = box.float().unbind(1)  # (B,) each
+    rows = _resize_weights(top, box_height, size, height)  # (B, S, H)
+    columns = _resize_weights(left, box_width, size, width, is_flipped)  # (B, S, W)
+    return _separable(images.float(), rows / 255.0, columns).clamp_(0.0, 1.0)  # as above: within rounding
+
+
+def warp(x: Tensor, angle: Tensor, shift: Tensor, zoom: Tensor) -> Tensor:
+    """Zoom each (S, S) image about its center, rotate it counter-clockwise, then shift it; bilinear, black outside.
+
+    A view's pixel at offset o from the center (x right, y down) shows the image at
+
+        (1 / zoom) * [[cos, -sin], [sin, cos]] @ (o - S * shift)
+    """
+    size = x.shape[-1]
+    # grid_sample counts in half sides: pixel i of S has its center at (2 i + 1) / S - 1.
+    offset = (2.0 * torch.arange(size, device=x.device) + 1.0) / size - 1.0
+    to_right = offset[None, None, :] - 2.0 * shift[:, 0, None, None]  # (B, 1, S)
+    down = offset[None, :, None] - 2.0 * shift[:, 1, None, None]  # (B, S, 1)
+    cos, sin = (angle.cos() / zoom)[:, None, None], (angle.sin() / zoom)[:, None, None]
+    grid = torch.stack((cos * to_right - sin * down, sin * to_right + cos * down), dim=-1)  # (B, S, S, 2)
+    return F.grid_sample(x, grid, mode="bilinear", padding_mode="zeros", align_corners=False)
+
+
+def blur(x: Tensor, sigma: Tensor) -> Tensor:
+    """Gaussian blur of (S, S) images, `sigma` (B,) in pixels, edges reflected.
+
+    The kernel is a tenth of the side, as in SimCLR (arXiv:2002.05709, appendix A), made odd, and at least 3 wide.
+    """
+    size = x.shape[-1]
+    radius = max(3, size // 10) // 2
+    i = torch.arange(size, device=x.device)
+    t = torch.arange(radius + 1, device=x.device)
+    to, source, distance, last = i[:, None], i, t[:, None, None], size - 1
+    # A pixel j is read where it lies and at its mirror images, -j and 2 (S - 1) - j; an edge pixel has only one of them.
+    reads = ((to - source).abs() == distance).to(x.dtype)  # (radius + 1, S, S): how often j is read at a distance from i
+    reads = reads + ((to + source == distance) & (source > 0)) + ((2 * last - to - source == distance) & (source < last))
+    taps = torch.exp(-0.5 * (t / sigma[:, None]) ** 2)  # (B, radius + 1)
+    taps = taps / (2.0 * taps.sum(dim=1, keepdim=True) - 1.0)  # the middle one is read once, the others twice
+    weights = (taps @ reads.flatten(1)).unflatten(1, (size, size))  # (B, S, S)
+    return _separable(x, weights, weights).clamp_(0.0, 1.0)
+
+
+def _separable(x: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+    """rows (B, S, H) @ x (B, channels, H, W) @ columns^T (B, W, S), for every channel."""
+    channels, height = x.shape[1:3]
+    x = (x.flatten(1, 2) @ columns.mT).unflatten(1, (channels, height))  # (B, channels, H, S)
+    return rows[:, None] @ x
+
+
+def _resize_weights(
+    start: Tensor, length: Tensor, size: int, source: int, is_flipped: Tensor | None = None
+) -> Tensor:
+    """Share of each of `source` pixels in each of `size` pixels that cover [start, start + length): (B, S, source).
+
+    A triangle around the new pixel's center; its half width is one new pixel, or one old one if that is larger.
+    """
+    start, length = start[:, None], length[:, None]  # (B, 1)
+    step = length / size  # old pixels to a new one
+    along = step * (torch.arange(size, device=start.device) + 0.5)  # (B, S)
+    if is_flipped is not None:
+        along = torch.where(is_flipped[:, None], length - along, along)
+    pixel = torch.arange(source, device=start.device) + 0.5  # (source,)
+    # At least 1/2 inside the box and at most -1/2 outside it, so that twice this cuts off what lies outside.
+    depth = torch.minimum(pixel - start, start + length - pixel)  # (B, source)
+    distance = (pixel - (start + along)[:, :, None]).abs_()  # (B, S, source)
+    weights = 1.0 - distance / step.clamp(min=1.0)[:, :, None]
+    weights = torch.minimum(weights, 2.0 * depth[:, None, :]).clamp_(min=0.0)
+    return weights / weights.sum(dim=-1, keepdim=True)
+
+
+def _crop_box(
+    share: Tensor, ratio: Tensor, place: Tensor, source_size: tuple[int, int], allowed: tuple[float, float]
+) -> Tensor:
+    """The first try (B, tries) that fits, at `place` (B, 2) in [0, 1); a centered crop if none does. (B, 4)."""
+    height, width = source_size
+    area = share * (height * width)
+    tried = torch.stack(((area / ratio).sqrt().round(), (area * ratio).sqrt().round()), dim=-1)  # (B, tries, 2)
+    h, w = tried.unbind(-1)
+    fits = (h >= 1) & (h <= height) & (w >= 1) & (w <= width)  # (B, tries)
+    first = fits.int().argmax(dim=1)  # argmax takes the first of equals
+    h, w = tried[torch.arange(len(first), device=first.device), first].unbind(-1)  # (B,)
+    # floor(place * n) in float32 can reach n itself, hence the minimum.
+    top = torch.minimum((place[:, 0] * (height - h + 1)).floor(), height - h)
+    left = torch.minimum((place[:, 1] * (width - w + 1)).floor(), width - w)
+    box = torch.stack((top, left, h, w), dim=1)
+
+    low, high = allowed
+    center_h = min(height, max(1, round(width / low)))
+    center_w = min(width, max(1, round(height * high)))
+    center = ((height - center_h) // 2, (width - center_w) // 2, center_h, center_w)
+    fallback = torch.stack([torch.full_like(h, value) for value in center], dim=1)
+    return torch.where(fits.any(dim=1, keepdim=True), box, fallback).long()

@@ -1,0 +1,108 @@
+"""Color operations on a batch, each image with its own factors, in its own order.
+
+Letters: B images in a batch, S side in pixels, A jitter operations that are switched on.
+
+Images are float, (B, 3, S, S) or (B, 1, S, S), in [0, 1], and stay there. A single channel is its own gray.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+BRIGHTNESS, CONTRAST, SATURATION, HUE = range(4)  # in the order of AugmentConfig.jitter
+
+
+def per_image(values: Tensor) -> Tensor:
+    """(B,) -> (B, 1, 1, 1)."""
+    return values[:, None, None, None]
+
+
+def choose(is_new: Tensor, new: Tensor, x: Tensor) -> Tensor:
+    """`new` for the images marked in `is_new` (B,), `x` for the others.
+
+    `torch.lerp` is exact at both ends, and on a CPU several times as fast as `torch.where`.
+    """
+    return torch.lerp(x, new, per_image(is_new).to(x.dtype))
+
+
+def to_gray(x: Tensor) -> Tensor:
+    """Luma of ITU-R 601, with the digits that torchvision uses (they add up to 0.9999): (B, 1, S, S)."""
+    if x.shape[1] == 1:
+        return x
+    red, green, blue = x.unbind(1)
+    return (0.2989 * red).add_(green, alpha=0.587).add_(blue, alpha=0.114)[:, None]
+
+
+def blend(x: Tensor, operations: Sequence[int], factors: Tensor, is_due: Tensor) -> Tensor:
+    """At most one of brightness, contrast and saturation for each image: clamp(f * x + (1 - f) * base, 0, 1).
+
+    The base is black for brightness, the mean gray of the whole image for contrast, its gray version for saturation;
+    `factors` and `is_due` are (B, len(operations)). An image with nothing due keeps f = 1 and is left as it is.
+    """
+    share = torch.where(is_due, 1.0 - factors, 0.0)  # (B, operations) of each base
+    base = torch.zeros_like(per_image(share[:, 0]))
+    if CONTRAST in operations or SATURATION in operations:
+        gray = to_gray(x)
+    for k, operation in enumerate(operations):
+        if operation == CONTRAST:
+            base = torch.addcmul(base, gray.mean(dim=(1, 2, 3), keepdim=True), per_image(share[:, k]))
+        elif operation == SATURATION:
+            base = torch.addcmul(base, gray, per_image(share[:, k]))
+    return torch.addcmul(base, x, per_image(1.0 - share.sum(dim=1))).clamp_(0.0, 1.0)
+
+
+def shift_hue(x: Tensor, shift: Tensor) -> Tensor:
+    """Turn the hue of each image by `shift` (B,), as a share of the full circle; value and saturation stay.
+
+    With v = max, m = min and c = v - m over the channels r, g, b, the hue in sixths of the circle (red 0, green 2,
+    blue 4) is h = 1 + (g + b - r - m) / c, negative if b > g: each of the six cases of HSV comes down to that. Back, with
+    d in [0, 3] the distance on the circle from h to the channel's own hue:
+
+        channel = v - c * clamp(d - 1, 0, 1)
+
+    A gray pixel has c = 0 and stays as it is, whatever its hue.
+    """
+    r, g, b = x.unbind(1)  # (B, S, S) each
+    v = torch.maximum(torch.maximum(r, g), b)
+    m = torch.minimum(torch.minimum(r, g), b)
+    c = v - m
+    h = torch.copysign(1.0 + (g + b - r - m) / c.clamp(min=1e-12), g - b) + 6.0 * shift[:, None, None]
+    h = h - 6.0 * (h / 6.0).floor()  # in [0, 6]
+    own = 2.0 * torch.arange(3, device=x.device)[:, None, None]
+    # On the circle d = min(a, 6 - a) = 3 - |a - 3| with a = |h - own|. In place: half the memory traffic on a CPU.
+    below = (h[:, None] - own).abs_().sub_(3.0).abs_().neg_().add_(2.0).clamp_(0.0, 1.0)  # (B, 3, S, S)
+    return torch.addcmul(v[:, None], c[:, None], below, value=-1.0)
+
+
+def jitter(x: Tensor, operations: Sequence[int], factors: Tensor, turns: Tensor, is_on: Tensor) -> Tensor:
+    """Brightness, contrast, saturation and hue, in an order of each image's own.
+
+    A turn is one `blend` for all images. Hue costs several times as much, so it is computed once: between the turns
+    that come before it and those that come after it, where an image has nothing due in the turns that are not its own.
+
+    Args:
+        x: (B, channels, S, S).
+        operations: which A of the four are on, increasing; known to Python, so that the others cost nothing.
+        factors: (B, A); around 1, but for hue around 0.
+        turns: (B, A), a permutation in each row: when each operation is due.
+        is_on: bool (B,); other images are left as they are.
+    """
+    num_turns = len(operations)
+    if HUE not in operations:
+        for turn in range(num_turns):
+            x = blend(x, operations, factors, (turns == turn) & is_on[:, None])
+        return x
+    blends, blend_turns, hue_turn = operations[:-1], turns[:, :-1], turns[:, -1:]
+    if blends:
+        for turn in range(num_turns - 1):
+            is_due = (blend_turns == turn) & (hue_turn > turn) & is_on[:, None]
+            x = blend(x, blends, factors[:, :-1], is_due)
+    x = choose(is_on, shift_hue(x, factors[:, -1]), x)
+    if blends:
+        for turn in range(1, num_turns):
+            is_due = (blend_turns == turn) & (hue_turn < turn) & is_on[:, None]
+            x = blend(x, blends, factors[:, :-1], is_due)
+    return x

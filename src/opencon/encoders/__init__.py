@@ -1,0 +1,53 @@
+"""Encoders by name, and how an `Embedder` is built from its settings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from opencon.config import EncoderConfig, Precision
+from opencon.encoders.base import Encoder
+from opencon.encoders.convnet import ConvNet
+from opencon.encoders.embedder import Embedder
+from opencon.encoders.heads import projection_head
+from opencon.encoders.resnet import resnet18, resnet18_cifar, resnet50
+from opencon.encoders.vit import vit_b16, vit_s16
+from opencon.encoders.weights import LoadReport, load_weights
+from opencon.registry import Registry
+
+__all__ = ["ENCODERS", "Embedder", "Encoder", "EncoderEntry", "LoadReport", "build_embedder", "load_weights"]
+
+
+@dataclass(frozen=True)
+class EncoderEntry:
+    """How to build an encoder, and what to know before choosing it."""
+
+    build: Callable[[int, int], Encoder]  # channels and side of the images
+    image_size: int  # pixels it is usually given
+    num_features: int
+    paper: str
+
+
+ENCODERS: Registry[EncoderEntry] = Registry("encoder")
+ENCODERS.add("convnet", EncoderEntry(ConvNet, 8, 128, "ours: three to six convolutions for images of 8 to 64 pixels"))
+ENCODERS.add("resnet18_cifar", EncoderEntry(resnet18_cifar, 32, 512, "He et al. 2016; stem: SimCLR, Chen et al. 2020"))
+ENCODERS.add("resnet18", EncoderEntry(resnet18, 224, 512, "He et al. 2016, arXiv:1512.03385"))
+ENCODERS.add("resnet50", EncoderEntry(resnet50, 224, 2048, "He et al. 2016, arXiv:1512.03385"))
+ENCODERS.add("vit_s16", EncoderEntry(vit_s16, 224, 384, "Dosovitskiy et al. 2021; size of DeiT, Touvron et al. 2021"))
+ENCODERS.add("vit_b16", EncoderEntry(vit_b16, 224, 768, "Dosovitskiy et al. 2021, arXiv:2010.11929"))
+
+
+def build_embedder(
+    config: EncoderConfig, *, in_channels: int, image_size: int, precision: Precision = "fp32"
+) -> Embedder:
+    """The encoder with its weights loaded and frozen as asked, under a projection head that starts at random.
+
+    Random weights come from torch's default generator: seed it first.
+    """
+    encoder = ENCODERS[config.name].build(in_channels, image_size)
+    report = load_weights(encoder, config.weights) if config.weights is not None else None
+    encoder.freeze(config.train_from, config.frozen_norm)
+    head = projection_head(encoder.num_features, config.head_dim, config.head_hidden)
+    embedder = Embedder(encoder, head, config, precision)
+    embedder.load_report = report
+    return embedder

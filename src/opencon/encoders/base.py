@@ -1,0 +1,93 @@
+"""What every encoder is: a row of stages, of which the first ones may be frozen.
+
+Letters: B images in a batch, F features.
+"""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from opencon.config import require
+from opencon.errors import ConfigError
+from opencon.registry import did_you_mean
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+FrozenNorm = Literal["batch", "running"]
+
+
+class Encoder(nn.Module):
+    """Images to penultimate features, stage by stage.
+
+    A subclass sets `in_channels`, `num_features` and `stages` (the names of its child modules, in the order of the
+    forward pass), and turns the output of the last stage into one row per image in `pool`.
+    """
+
+    channels_last: ClassVar[bool] = True  # the memory format in which convolutions are fast
+    in_channels: int
+    num_features: int
+    stages: tuple[str, ...]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_frozen = 0  # so many of the first stages do not learn
+        self.frozen_norm: FrozenNorm = "batch"
+
+    def pool(self, x: Tensor) -> Tensor:
+        """Output of the last stage -> (B, F)."""
+        raise NotImplementedError
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, channels, H, W), normalized -> (B, F)."""
+        for index, name in enumerate(self.stages):
+            with torch.no_grad() if index < self.num_frozen else nullcontext():
+                x = getattr(self, name)(x)
+        return self.pool(x)
+
+    def named_starts(self) -> dict[str, int]:
+        """Every allowed `train_from`: its name to the number of stages frozen before it."""
+        starts = {name: index for index, name in enumerate(self.stages)}
+        return {**starts, "all": 0, "head": len(self.stages)}
+
+    def freeze(self, train_from: str, norm: FrozenNorm = "batch") -> None:
+        """Let only `train_from` and what follows it learn.
+
+        Args:
+            train_from: a stage; "all" (everything learns); or "head" (nothing of the encoder learns).
+            norm: batch norms of frozen stages either keep following the train and eval mode ("batch": batch
+                statistics while training, running ones updated, as the released OpenCon does) or always use their
+                running statistics ("running").
+        """
+        starts = self.named_starts()
+        if train_from not in starts:
+            raise ConfigError(
+                f"encoder.train_from = {train_from!r} is not a stage of this encoder."
+                f"{did_you_mean(train_from, starts)} Allowed: {', '.join(starts)}."
+            )
+        self.num_frozen = starts[train_from]
+        self.frozen_norm = norm
+        for index, name in enumerate(self.stages):
+            getattr(self, name).requires_grad_(index >= self.num_frozen)
+        self.train(self.training)
+
+    def train(self, mode: bool = True) -> Self:
+        """Switch between training and evaluation; frozen batch norms keep to `frozen_norm`."""
+        super().train(mode)
+        if self.frozen_norm == "running":
+            for name in self.stages[: self.num_frozen]:
+                getattr(self, name).eval()
+        return self
+
+
+def require_color(name: str, in_channels: int) -> None:
+    """Refuse images that do not have three channels."""
+    require(
+        in_channels == 3,
+        f"encoder {name!r} takes color images (3 channels), but these have {in_channels}. "
+        f"Convert the images to RGB, or use encoder 'convnet', which takes any number of channels.",
+    )

@@ -1,0 +1,79 @@
+"""Images to unit rows: normalize, encode, project.
+
+Letters: B images in a batch, V views, C channels, F features, D embedding size.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from opencon.config import EncoderConfig, Precision, require
+from opencon.encoders.base import Encoder
+from opencon.encoders.weights import LoadReport
+
+AUTOCAST: dict[Precision, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+class Embedder(nn.Module):
+    """An encoder and its projection head, from images in [0, 1] to float32 rows of unit length.
+
+    Reduced precision covers encoder and head only; what leaves is float32.
+    """
+
+    mean: Tensor
+    std: Tensor
+    load_report: LoadReport | None = None  # of the encoder's weights; None: they started at random
+
+    def __init__(self, encoder: Encoder, head: nn.Module, config: EncoderConfig, precision: Precision = "fp32") -> None:
+        super().__init__()
+        # The config owns these two; a checkpoint trained elsewhere must not bring its own in silently.
+        for name, values in (("mean", config.mean), ("std", config.std)):
+            require(
+                len(values) in (1, encoder.in_channels),
+                f"encoder.{name} = {values} has {len(values)} values for images of {encoder.in_channels} channels. "
+                f"Give one value for all channels, or one per channel.",
+            )
+            self.register_buffer(name, torch.tensor(values).view(1, -1, 1, 1), persistent=False)
+        self.encoder = encoder
+        self.head = head
+        self.config = config
+        self.precision = precision
+        self.num_features = encoder.num_features  # F
+        self.dim = config.head_dim  # D
+        if encoder.channels_last:
+            encoder.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+    def forward(self, images: Tensor) -> Tensor:
+        """(B, C, H, W) in [0, 1] -> (B, D), float32, unit length. A row of zeros stays a row of zeros."""
+        images = self._normalized(images)
+        with self._autocast(images):
+            z = self.head(self.encoder(images))
+        return F.normalize(z.float(), dim=1)
+
+    def features(self, images: Tensor) -> Tensor:
+        """(B, C, H, W) in [0, 1] -> (B, F), float32: what the head is given, not normalized."""
+        images = self._normalized(images)
+        with self._autocast(images):
+            features: Tensor = self.encoder(images)
+        return features.float()
+
+    def embed_views(self, views: tuple[Tensor, ...]) -> Tensor:
+        """V views (B, C, H, W) -> (V * B, D), view by view.
+
+        In one pass with `views_together`, so that batch norm sees all views at once; else one pass per view.
+        """
+        if self.config.views_together:
+            z: Tensor = self(torch.cat(views))
+            return z
+        return torch.cat([self(view) for view in views])
+
+    def _normalized(self, images: Tensor) -> Tensor:
+        assert images.is_floating_point(), f"images must be float in [0, 1], got {images.dtype}"
+        images = (images - self.mean) / self.std
+        return images.contiguous(memory_format=torch.channels_last) if self.encoder.channels_last else images
+
+    def _autocast(self, images: Tensor) -> torch.autocast:
+        dtype = AUTOCAST.get(self.precision)
+        return torch.autocast(images.device.type, dtype=dtype or torch.bfloat16, enabled=dtype is not None)

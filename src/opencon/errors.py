@@ -1,0 +1,33 @@
+"""What the user can fix. The command line prints these without a traceback and exits with code 2.
+
+A message says what is wrong, the value given, what is allowed, and what to do. Mistakes of the programmer are
+plain `assert` or built-in exceptions.
+"""
+
+
+class OpenConError(Exception):
+    """Something the user can put right."""
+
+
+class ConfigError(OpenConError):
+    """A setting is unknown, out of range, or does not fit the others."""
+
+
+class DataError(OpenConError):
+    """Images, labels or archives are missing, unreadable or contradict each other."""
+
+
+class RunError(OpenConError):
+    """A run folder cannot be written, read or resumed."""
+
+
+class DivergedError(OpenConError):
+    """Training produced a loss that is not a finite number."""
+
+
+class MissingExtraError(OpenConError):
+    """An optional package is not installed; the message names the pip command."""
+
+    def __init__(self, package: str, extra: str, why: str, cause: BaseException | None = None) -> None:
+        reason = f" ({type(cause).__name__}: {cause})" if cause is not None else ""
+        super().__init__(f"{why} needs {package}, which cannot be imported{reason}. Run: pip install 'opencon[{extra}]'")

@@ -1,0 +1,84 @@
+"""The demonstration: handwritten digits, five named and five not."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from opencon.cluster import cluster_and_name
+from opencon.experiments.recipes import get_recipe
+from opencon.experiments.run import Callbacks, Workbench, draw, open_run, train
+from opencon.methods import Assignment
+from opencon.metrics import evaluate
+
+
+@dataclass(frozen=True)
+class Group:
+    """One discovered group and what it turned out to be."""
+
+    name: str
+    size: int
+    mostly: str
+    purity: float
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What the demonstration shows."""
+
+    result: dict[str, Any]
+    rows: list[tuple[str, Mapping[str, Any]]]
+    groups: list[Group]
+    picture: Path
+
+
+def run_demo(out: Path, device: torch.device, *, seed: int = 0, callbacks: Callbacks = Callbacks()) -> Outcome:  # noqa: B008
+    """Train on the digits from scratch; compare with k-means on pixels; draw the embedding."""
+    if (out / "config.json").exists():  # an earlier demonstration
+        shutil.rmtree(out)
+    config = get_recipe("digits")
+    config = replace(config, train=replace(config.train, seed=seed))
+    result = train(config, out, device, callbacks=callbacks)
+    bench = open_run(out, device)
+    _, bank, assignment = bench.score(config.eval.on, config.eval.protocol)
+    rows = [("k-means on pixels", pixel_kmeans(bench)), ("OpenCon", result)]
+    return Outcome(result, rows, discovered(bench, assignment), draw(bench, bank, assignment, out / "embedding.png"))
+
+
+def pixel_kmeans(bench: Workbench) -> dict[str, Any]:
+    """What clustering the raw pixels gives, measured in the same way."""
+    pixels = bench.images.flatten(1).float().cpu()
+    split, how, rows = bench.split, bench.config.eval, bench.split.unlabeled
+    named = cluster_and_name(
+        pixels, bench.labels.cpu(), num_clusters=split.num_classes, num_seen=split.num_seen, seed=0
+    )
+    truth = bench.dataset.train.classes[rows].numpy()
+    return evaluate(
+        named[rows].numpy(),
+        truth,
+        num_seen=split.num_seen,
+        num_classes=split.num_classes,
+        protocol=how.protocol,
+        on=how.on,
+    )
+
+
+def discovered(bench: Workbench, assignment: Assignment) -> list[Group]:
+    """The new groups, largest first, with the class that most of their images belong to."""
+    rows, names = bench.split.unlabeled, bench.dataset.train.class_names
+    predicted = assignment.classes.cpu()[rows].numpy()
+    truth = bench.dataset.train.classes[rows].numpy()
+    sizes = np.bincount(predicted, minlength=bench.split.num_classes)
+    new = [c for c in np.argsort(-sizes, kind="stable") if c >= bench.split.num_seen and sizes[c]]
+    groups = []
+    for number, group in enumerate(new, start=1):
+        counts = np.bincount(truth[predicted == group])
+        top = int(counts.argmax())
+        groups.append(Group(f"new-{number}", int(sizes[group]), names[top], float(counts[top] / sizes[group])))
+    return groups

@@ -1,0 +1,199 @@
+"""Recipes: a paper's experiment as a function that returns a full RunConfig.
+
+A name is METHOD/DATASET; the method may be left out when it is OpenCon. The variant is `released` (the settings behind the
+published numbers) or `paper` (the text of the paper where it differs).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from opencon.config import (
+    AugmentConfig,
+    DataConfig,
+    EncoderConfig,
+    EvalConfig,
+    RunConfig,
+    SplitConfig,
+    TrainConfig,
+    from_dict,
+    require,
+    to_dict,
+)
+from opencon.errors import ConfigError
+from opencon.methods import METHODS, OpenConConfig, SimCLRConfig
+from opencon.registry import Registry
+
+try:
+    import tomllib
+except ModuleNotFoundError:  # Python 3.10
+    import tomli as tomllib  # type: ignore[no-redef, import-not-found, unused-ignore]
+
+Variant = Literal["released", "paper"]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A named experiment."""
+
+    build: Callable[[Variant], RunConfig]
+    title: str
+
+
+CIFAR100 = {"mean": (0.5071, 0.4867, 0.4408), "std": (0.2675, 0.2565, 0.2761)}
+CIFAR10 = {"mean": (0.4914, 0.4822, 0.4465), "std": (0.2470, 0.2435, 0.2616)}
+IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
+
+# SimCLR's crop keeps 8 % of the area at least; the released OpenCon code keeps 20 %.
+SIMCLR_CROP = (0.08, 1.0)
+
+
+def opencon_digits(variant: Variant) -> RunConfig:
+    """scikit-learn's 8x8 digits: 0-4 seen, 5-9 novel, from scratch on a CPU. All numbers ours."""
+    method = OpenConConfig(temperature_unlabeled=0.4, ramp_epochs=30)
+    return RunConfig(
+        data=DataConfig(name="digits"),
+        split=SplitConfig(num_seen=5),
+        encoder=EncoderConfig(name="convnet", mean=(0.3053,), std=(0.3761,)),
+        augment=AugmentConfig(crop_scale=None, flip_p=0, jitter_p=0, gray_p=0, rotate=15, shift=0.12, zoom=(0.85, 1.15)),
+        method=replace(OpenConConfig.paper(), novel_reduction="mean") if variant == "paper" else method,
+        train=TrainConfig(epochs=60, batch_size=512, lr=0.1, weight_decay=5e-4, schedule="cosine", log_every=1000),
+    )
+
+
+def _opencon_cifar(name: str, num_seen: int, stats: dict[str, tuple[float, ...]], variant: Variant) -> RunConfig:
+    paper = variant == "paper"
+    return RunConfig(
+        data=DataConfig(name=name),
+        split=SplitConfig(num_seen=num_seen),
+        encoder=EncoderConfig(name="resnet18_cifar", train_from="layer4", **stats),  # type: ignore[arg-type]
+        augment=AugmentConfig(crop_scale=SIMCLR_CROP if paper else (0.2, 1.0)),
+        method=OpenConConfig.paper() if paper else OpenConConfig(),
+        train=TrainConfig(
+            epochs=200,
+            milestones=(100, 150),  # 50 % and 75 %, paper appendix I
+            weight_decay=1e-4 if paper else 5e-4,
+            precision="bf16",
+            compile=True,
+        ),
+    )
+
+
+def opencon_cifar10(variant: Variant) -> RunConfig:
+    """CIFAR-10, 5 seen / 5 novel classes, half of the seen images labeled (paper, Table 8)."""
+    return _opencon_cifar("cifar10", 5, CIFAR10, variant)
+
+
+def opencon_cifar100(variant: Variant) -> RunConfig:
+    """CIFAR-100, 50 seen / 50 novel classes, half of the seen images labeled (paper, Table 2)."""
+    return _opencon_cifar("cifar100", 50, CIFAR100, variant)
+
+
+def opencon_imagenet100(variant: Variant) -> RunConfig:
+    """ImageNet-100, 50 seen / 50 novel classes (paper, Table 2); a folder with one sub-folder per class."""
+    paper = variant == "paper"
+    method = OpenConConfig.paper() if paper else OpenConConfig()
+    return RunConfig(
+        data=DataConfig(name="folder", image_size=256),
+        split=SplitConfig(num_seen=50),
+        encoder=EncoderConfig(name="resnet50", train_from="layer4", **IMAGENET),  # type: ignore[arg-type]
+        augment=AugmentConfig(size=224, crop_scale=SIMCLR_CROP if paper else (0.2, 1.0)),
+        method=replace(method, temperature_unlabeled=0.6),
+        train=TrainConfig(
+            epochs=120,
+            milestones=(60, 90),
+            lr=0.02 if paper else 0.01,  # released code: 0.01 on ImageNet
+            weight_decay=1e-4,
+            precision="bf16",
+            compile=True,
+        ),
+    )
+
+
+def _simclr_cifar(name: str, num_seen: int, stats: dict[str, tuple[float, ...]]) -> RunConfig:
+    return RunConfig(
+        data=DataConfig(name=name),
+        split=SplitConfig(num_seen=num_seen),
+        encoder=EncoderConfig(name="resnet18_cifar", **stats),  # type: ignore[arg-type]
+        augment=AugmentConfig(),
+        method=SimCLRConfig(),
+        # Ours: 0.4 with warm-up and cosine at batch 512, as long as a quarter of an hour on one H200.
+        train=TrainConfig(
+            epochs=400,
+            lr=0.4,
+            weight_decay=1e-4,
+            schedule="cosine",
+            warmup_epochs=10,
+            precision="bf16",
+            compile=True,
+        ),
+        eval=EvalConfig(every=50),
+    )
+
+
+def simclr_cifar10(variant: Variant) -> RunConfig:
+    """SimCLR pre-training on the CIFAR-10 training images, without labels."""
+    return _simclr_cifar("cifar10", 5, CIFAR10)
+
+
+def simclr_cifar100(variant: Variant) -> RunConfig:
+    """SimCLR pre-training on the CIFAR-100 training images, without labels."""
+    return _simclr_cifar("cifar100", 50, CIFAR100)
+
+
+def simclr_digits(variant: Variant) -> RunConfig:
+    """SimCLR pre-training on the digits, in seconds on a CPU."""
+    base = opencon_digits("released")
+    return replace(base, method=SimCLRConfig(temperature=0.4), train=replace(base.train, epochs=60))
+
+
+RECIPES: Registry[Recipe] = Registry("recipe")
+for _build in (
+    opencon_digits,
+    opencon_cifar10,
+    opencon_cifar100,
+    opencon_imagenet100,
+    simclr_digits,
+    simclr_cifar10,
+    simclr_cifar100,
+):
+    RECIPES.add(_build.__name__.replace("_", "/", 1), Recipe(_build, (_build.__doc__ or "").strip()))
+
+
+def get_recipe(name: str, *, variant: str = "released", method: str = "opencon") -> RunConfig:
+    """The RunConfig of a recipe; `cifar100` is short for `opencon/cifar100`."""
+    require(variant in ("released", "paper"), f"--variant {variant!r} must be 'released' or 'paper'.")
+    full = name if "/" in name else f"{method}/{name}"
+    return RECIPES[full].build("paper" if variant == "paper" else "released")
+
+
+def run_config(data: Mapping[str, Any]) -> RunConfig:
+    """A RunConfig from plain data (a run's config.json, or a file); method.name picks the method's settings."""
+    method = data.get("method")
+    require(isinstance(method, Mapping) and "name" in method, "missing setting: method.name.")
+    return from_dict(RunConfig, data, method=METHODS[method["name"]].config)  # type: ignore[index]
+
+
+def read_config(path: Path) -> RunConfig:
+    """A RunConfig from a TOML file; `recipe = "cifar100"` at its top starts from a recipe and changes the given keys."""
+    try:
+        data = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as err:
+        raise ConfigError(f"cannot read the configuration {path} ({err.strerror}).") from err
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as err:
+        raise ConfigError(f"{path} is not valid TOML: {err}.") from err
+    recipe, variant = data.pop("recipe", None), data.pop("variant", "released")
+    if recipe is None:
+        return run_config(data)
+    return run_config(_merged(to_dict(get_recipe(recipe, variant=variant)), data))
+
+
+def _merged(base: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
+    out = dict(base)
+    for key, value in change.items():
+        both = isinstance(value, Mapping) and isinstance(out.get(key), Mapping)
+        out[key] = _merged(out[key], value) if both else value
+    return out

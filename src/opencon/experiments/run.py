@@ -1,0 +1,346 @@
+"""One run from configuration to result: plan, prepare, train, evaluate."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from opencon.config import EvaluationSet, Protocol, RunConfig, to_dict, with_settings
+from opencon.data.augment import Augment, plain_view
+from opencon.data.benchmarks import Dataset, dataset_info, load_dataset
+from opencon.data.loader import TwoStreamLoader
+from opencon.data.split import Split, batch_shares, check_split, make_split
+from opencon.encoders import ENCODERS, build_embedder
+from opencon.errors import ConfigError, MissingExtraError
+from opencon.experiments.recipes import run_config
+from opencon.features import embed_images
+from opencon.methods import METHODS, Assignment, FeatureBank, Method, Task
+from opencon.metrics import evaluate, knn_accuracy
+from opencon.optim import build_optimizer
+from opencon.report.figures import embedding_figure
+from opencon.runs import RunFolder
+from opencon.runtime import environment, seeded
+from opencon.trainer import fit
+
+NUM_VIEWS = 2
+
+
+@dataclass(frozen=True)
+class Callbacks:
+    """What a run tells the outside: a line of text, progress in steps, the record of an epoch."""
+
+    say: Callable[[str], None] = lambda text: None
+    started: Callable[[int, int, int], None] = lambda first_epoch, num_epochs, steps: None
+    stepped: Callable[[int, int], None] = lambda epoch, steps: None
+    epoch_done: Callable[[dict[str, Any]], None] = lambda record: None
+
+
+def plan(config: RunConfig, *, download: bool = False) -> dict[str, str]:
+    """What a run would do, in words; refuses a configuration that does not fit the data. Loads no image."""
+    info = dataset_info(config.data, download=download)
+    check_fits(config, info.num_classes, info.num_train, has_test=bool(info.num_test))
+    encoder = config.encoder
+    start = f"weights from {encoder.weights}" if encoder.weights else "random weights"
+    learns = {"all": "everything learns", "head": "only the head learns"}.get(
+        encoder.train_from, f"{encoder.train_from} and the head learn"
+    )
+    shown = {
+        "data": f"{info.title}: {info.num_train:,} training images of {info.num_classes} classes, {info.image_size} px",
+        "method": f"{METHODS[config.method.name].title} ({METHODS[config.method.name].paper})",
+        "encoder": f"{encoder.name}, {start}, {learns}",
+        "training": f"{config.train.epochs} epochs, batches of {config.train.batch_size}, lr {config.train.lr:g} "
+        f"({config.train.schedule}), {config.train.precision}, seed {config.train.seed}",
+    }
+    if config.method.uses_labels:
+        shown["split"] = (
+            f"{config.split.num_seen} seen classes, {config.split.labeled_ratio:.0%} of their images labeled; "
+            f"{(config.split.num_classes or info.num_classes) - config.split.num_seen} novel classes to find; "
+            f"split seed {config.split.seed}"
+        )
+        on = {"unlabeled": "the unlabeled training images", "test": "the held-out test images"}[config.eval.on]
+        shown["evaluation"] = f"protocol {config.eval.protocol}, on {on}"
+    return shown
+
+
+def check_fits(config: RunConfig, num_classes: int, num_train: int, *, has_test: bool) -> None:
+    """Refuse what cannot work before anything is loaded."""
+    ENCODERS[config.encoder.name]
+    if config.method.uses_labels:
+        check_split(config.split, num_classes, num_train, config.train.batch_size)
+    elif config.train.batch_size > num_train:
+        raise ConfigError(f"train.batch_size = {config.train.batch_size} is more than the {num_train} images there are.")
+    if config.eval.on == "test" and not has_test:
+        raise ConfigError(f"{config.data.name} has no held-out test images. Use eval.on=unlabeled.")
+    if config.encoder.weights and not Path(config.encoder.weights).is_file():
+        raise ConfigError(f"encoder.weights = {config.encoder.weights} is not a file. Give a checkpoint, or none.")
+
+
+@dataclass(frozen=True)
+class Workbench:
+    """Everything a run computes with. The truth stays in `dataset`, which only `score` reads."""
+
+    config: RunConfig
+    dataset: Dataset
+    split: Split
+    method: Method[Any]
+    device: torch.device
+    images: Tensor  # training images on the device, uint8
+    labels: Tensor  # (M,) what the learner may know: the class of a labeled image, else -1
+    view: Callable[[Tensor], Tensor]  # evaluation view
+
+    def bank(self) -> FeatureBank:
+        """The training images, embedded."""
+        return FeatureBank(embed_images(self.method, self.method.embed, self.images, self.view), self.labels)
+
+    def score(self, on: EvaluationSet, protocol: Protocol) -> tuple[dict[str, Any], FeatureBank, Assignment]:
+        """Embed, assign and compare with the truth: the record, and what it was made from."""
+        bank = self.bank()
+        if not self.config.method.uses_labels:
+            truth = self.dataset.train.classes
+            record = {"on": "train", "num_images": len(truth), "knn20": knn_accuracy(bank.z.cpu(), truth)}
+            return record, bank, Assignment(torch.full_like(self.labels, -1))
+        if on == "test":
+            assert self.dataset.test is not None
+            images = self.dataset.test.images.to(self.device)
+            truth = self.dataset.test.classes
+            unknown = torch.full((len(truth),), -1, device=self.device)
+            bank = FeatureBank(embed_images(self.method, self.method.embed, images, self.view), unknown)
+            assignment, rows = self.method.assign(bank), torch.arange(len(truth))
+        else:
+            assignment, rows = self.method.assign(bank), self.split.unlabeled
+            truth = self.dataset.train.classes[rows]
+        novelty = assignment.novelty.cpu()[rows].numpy() if assignment.novelty is not None else None
+        record = evaluate(
+            assignment.classes.cpu()[rows].numpy(),
+            truth.numpy(),
+            num_seen=self.split.num_seen,
+            num_classes=self.split.num_classes,
+            protocol=protocol,
+            on=on,
+            novelty=novelty,
+        )
+        return record, bank, assignment
+
+
+def prepare(config: RunConfig, device: torch.device, *, split: Split | None = None, download: bool = False) -> Workbench:
+    """Load the data, split it (or take the given split), build the method."""
+    info = dataset_info(config.data, download=download)
+    check_fits(config, info.num_classes, info.num_train, has_test=bool(info.num_test))
+    dataset = load_dataset(config.data, download=download)
+    train = dataset.train
+    split = split or make_split(train.classes, config.split, num_data_classes=dataset.info.num_classes)
+    labels = split.visible_labels(train.classes)
+    if not config.method.uses_labels:
+        labels = torch.full_like(labels, -1)
+    size = config.augment.size or train.images.shape[-1]
+    with seeded(config.train.seed):
+        embedder = build_embedder(
+            config.encoder, in_channels=train.images.shape[1], image_size=size, precision=config.train.precision
+        )
+        task = Task(split.num_seen, split.num_classes, split.labeled_ratio)
+        method = METHODS[config.method.name].build(config.method, task, embedder)
+    return Workbench(
+        config,
+        dataset,
+        split,
+        method.to(device),
+        device,
+        train.images.to(device),
+        labels.to(device),
+        partial(plain_view, image_size=size),
+    )
+
+
+def build_loader(bench: Workbench) -> TwoStreamLoader:
+    """The two streams of a workbench, two views an image."""
+    config = bench.config
+    size = config.augment.size or bench.images.shape[-1]
+    augment = Augment(config.augment, image_size=size, channels=bench.images.shape[1])
+    if config.train.compile:
+        augment.apply = torch.compile(augment.apply)  # type: ignore[method-assign]
+    shares = (0, config.train.batch_size)
+    if config.method.uses_labels:
+        shares = batch_shares(bench.split, config.train.batch_size)
+    return TwoStreamLoader(
+        bench.images, bench.labels, batch_shares=shares, views=(augment,) * NUM_VIEWS, seed=config.train.seed
+    )
+
+
+def train(
+    config: RunConfig,
+    out: Path,
+    device: torch.device,
+    *,
+    callbacks: Callbacks = Callbacks(),  # noqa: B008 (frozen)
+    download: bool = False,
+    tensorboard: bool = False,
+) -> dict[str, Any]:
+    """Train into the folder `out`, resuming what is there; returns the final record, which is also in result.json."""
+    start = time.perf_counter()
+    make_writer = _tensorboard_writer() if tensorboard else None  # its absence is said before anything is written
+    plain = to_dict(config)
+    folder = RunFolder.open_for_training(out, plain)
+    writer = make_writer(str(out / "tensorboard")) if make_writer else None
+    if folder.has("result.json"):
+        callbacks.say(f"{out} is finished already; this is its result.")
+        return folder.read_json("result.json")
+    split = Split.from_json(folder.read_json("split.json")) if folder.has("split.json") else None
+    bench = prepare(config, device, split=split, download=download)
+    if bench.method.embedder.load_report is not None:
+        callbacks.say(str(bench.method.embedder.load_report))
+    if split is None:
+        folder.write_json("split.json", bench.split.to_json())
+        folder.write_json("environment.json", environment(device))
+    loader = build_loader(bench)
+    optimizer = build_optimizer(bench.method, config.train)
+    scaler = torch.amp.GradScaler(device.type, enabled=config.train.precision == "fp16")
+
+    first_epoch = 0
+    if folder.checkpoint.exists():
+        state = folder.load_checkpoint(plain)
+        bench.method.load_state_dict(state["method"])
+        optimizer.load_state_dict(state["optimizer"])
+        scaler.load_state_dict(state["scaler"])
+        first_epoch = state["epochs_done"]
+        callbacks.say(f"Resuming {out} after {first_epoch} of {config.train.epochs} epochs.")
+    folder.forget_metrics_from(first_epoch)
+
+    snapshot: dict[str, Any] = {}
+    saved_at = epoch_start = time.perf_counter()
+
+    def save() -> None:
+        nonlocal saved_at
+        folder.save_checkpoint(snapshot)
+        saved_at = time.perf_counter()
+
+    def on_epoch(epoch: int, means: dict[str, float]) -> None:
+        nonlocal snapshot, epoch_start
+        last = epoch + 1 == config.train.epochs
+        record: dict[str, Any] = {"epoch": epoch, "seconds": time.perf_counter() - epoch_start, **means}
+        if last or (epoch + 1) % config.eval.every == 0:
+            record |= bench.score(config.eval.on, config.eval.protocol)[0]
+        folder.append_metrics(record)
+        if writer is not None:
+            for name, value in record.items():
+                if isinstance(value, float) and math.isfinite(value):
+                    writer.add_scalar(name, value, epoch)
+        # A copy in memory at every epoch, a file now and then: Ctrl-C writes the copy, kill -9 falls back on the file.
+        state = {
+            "config": plain,
+            "epochs_done": epoch + 1,
+            "method": bench.method.state_dict(),
+            "optimizer": optimizer.state_dict(),
+            "scaler": scaler.state_dict(),
+        }
+        snapshot = _copied(state)
+        if last or time.perf_counter() - saved_at > config.train.save_seconds:
+            save()
+        callbacks.epoch_done(record)
+        epoch_start = time.perf_counter()
+
+    callbacks.started(first_epoch, config.train.epochs, len(loader))
+    try:
+        fit(
+            bench.method,
+            optimizer,
+            loader,
+            config.train,
+            features=bench.bank,
+            scaler=scaler,
+            first_epoch=first_epoch,
+            on_step=callbacks.stepped,
+            on_epoch=on_epoch,
+        )
+    except BaseException:
+        if snapshot:
+            save()
+        raise
+    finally:
+        if writer is not None:
+            writer.close()
+
+    result = dict(folder.read_metrics()[-1]) | {"total_seconds": time.perf_counter() - start}
+    metadata = {"encoder": config.encoder.name, "method": config.method.name, "data": config.data.name}
+    folder.save_tensors("encoder.safetensors", bench.method.embedder.encoder.state_dict(), metadata)
+    folder.write_json("result.json", result)
+    return result
+
+
+def open_run(
+    out: Path, device: torch.device, *, data_root: str | None = None, settings: Iterable[str] = ()
+) -> Workbench:
+    """The workbench of a trained run, with the weights of its checkpoint."""
+    folder = RunFolder.open_for_reading(out)
+    config = with_settings(run_config(folder.read_json("config.json")), settings)
+    if data_root is not None:
+        config = replace(config, data=replace(config.data, root=data_root))
+    state = folder.load_checkpoint()
+    # The checkpoint holds all weights; the file they started from is no longer needed.
+    config = replace(config, encoder=replace(config.encoder, weights=None))
+    bench = prepare(config, device, split=Split.from_json(folder.read_json("split.json")))
+    bench.method.load_state_dict(state["method"])
+    return bench
+
+
+def evaluate_run(
+    out: Path,
+    device: torch.device,
+    *,
+    protocol: str | None = None,
+    on: str | None = None,
+    data_root: str | None = None,
+    picture: Path | None = None,
+) -> dict[str, Any]:
+    """Measure a trained run again; protocol and images default to the run's own."""
+    changes = {"eval.protocol": protocol, "eval.on": on}
+    bench = open_run(out, device, data_root=data_root, settings=[f"{k}={v}" for k, v in changes.items() if v])
+    how = bench.config.eval
+    record, bank, assignment = bench.score(how.on, how.protocol)
+    if picture is not None:
+        draw(bench, bank, assignment, picture)
+    return record
+
+
+def draw(bench: Workbench, bank: FeatureBank, assignment: Assignment, path: Path) -> Path:
+    """The embedding of the unlabeled training images and their novelty scores, as a PNG."""
+    if assignment.novelty is None or assignment.novelty_threshold is None:
+        raise ConfigError(f"{bench.config.method.name} has no novelty score to draw.")
+    if len(bank.z) != len(bench.labels):
+        raise ConfigError("--picture shows the unlabeled training images. Use it with --on unlabeled.")
+    rows = bench.split.unlabeled
+    return embedding_figure(
+        bank.z.cpu()[rows].numpy(),
+        bench.dataset.train.classes[rows].numpy(),
+        assignment.classes.cpu()[rows].numpy(),
+        assignment.novelty.cpu()[rows].numpy(),
+        num_seen=bench.split.num_seen,
+        threshold=float(assignment.novelty_threshold),
+        class_names=bench.dataset.train.class_names,
+        title=f"{bench.dataset.info.title}: {len(rows):,} unlabeled images",
+        path=path,
+    )
+
+
+def _copied(value: Any) -> Any:
+    """A copy of nested state whose tensors no later step changes."""
+    if isinstance(value, Tensor):
+        return value.detach().clone()
+    if isinstance(value, dict):
+        return {key: _copied(inner) for key, inner in value.items()}
+    return [_copied(inner) for inner in value] if isinstance(value, list) else value
+
+
+def _tensorboard_writer() -> Any:
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except Exception as err:
+        raise MissingExtraError("tensorboard", "tensorboard", "--tensorboard", err) from err
+    return SummaryWriter

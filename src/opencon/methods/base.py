@@ -1,0 +1,97 @@
+"""The method contract: all that the trainer, the command line and the tests know of a method.
+
+Letters: B images in a batch, V views, N = V * B rows (view by view), D embedding size, S seen classes, C all classes,
+M images in a set.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+from torch import Tensor, nn
+
+from opencon.config import MethodConfig
+from opencon.data.loader import Batch
+from opencon.encoders import Embedder
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a method may know of the problem: counts, never the hidden labels."""
+
+    num_seen: int
+    num_classes: int  # seen + novel: how many to look for
+    labeled_ratio: float  # share of the seen classes' images that are labeled
+
+
+@dataclass(frozen=True)
+class StepOutput:
+    """What one step computed. Nothing here has been read by the host."""
+
+    loss: Tensor  # scalar, to be differentiated
+    logs: dict[str, Tensor] = field(default_factory=dict)  # detached scalars, still on the device
+    carry: tuple[Tensor, ...] = ()  # detached, handed on to after_step
+
+
+@dataclass(frozen=True)
+class FeatureBank:
+    """A set of images, embedded once, in order."""
+
+    z: Tensor  # (M, D) unit rows
+    labels: Tensor  # (M,) class where it is known to the learner, else -1
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """A class for every image of a bank."""
+
+    classes: Tensor  # (M,) in [0, C); at least S means novel
+    p: Tensor | None = None  # (M, C) probabilities, where the method has them
+    novelty: Tensor | None = None  # (M,) larger is newer, where the method has a score
+    novelty_threshold: Tensor | None = None  # scalar: above it an image counts as novel
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """What `before_epoch` is told."""
+
+    index: int
+    num_epochs: int
+    features: Callable[[], FeatureBank]  # embeds the training images when called; costs a pass over them
+
+
+__all__ = ["Assignment", "Batch", "Epoch", "FeatureBank", "Method", "StepOutput", "Task"]
+
+ConfigT = TypeVar("ConfigT", bound=MethodConfig)
+
+
+class Method(nn.Module, ABC, Generic[ConfigT]):
+    """Five verbs: embed, step, after_step, before_epoch, assign."""
+
+    def __init__(self, config: ConfigT, task: Task, embedder: Embedder) -> None:
+        super().__init__()
+        self.config = config
+        self.task = task
+        self.embedder = embedder
+
+    def embed(self, images: Tensor) -> Tensor:
+        """(B, channels, H, W) in [0, 1] -> (B, D), float32, unit length."""
+        z: Tensor = self.embedder(images)
+        return z
+
+    @abstractmethod
+    def step(self, batch: Batch) -> StepOutput:
+        """The loss of one batch. Reads state, changes none (but for the running statistics of batch norms)."""
+
+    @abstractmethod
+    def assign(self, bank: FeatureBank) -> Assignment:
+        """A class for every image, once training is over."""
+
+    def before_epoch(self, epoch: Epoch) -> None:  # noqa: B027 (optional verb)
+        """Schedules and re-clustering."""
+
+    def after_step(self, *carry: Tensor) -> None:  # noqa: B027 (optional verb)
+        """State that no gradient reaches: prototypes, queues, teachers."""

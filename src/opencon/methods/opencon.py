@@ -1,0 +1,219 @@
+"""OpenCon: Open-world Contrastive Learning. Sun and Li, TMLR 2023, arXiv:2208.02764.
+
+Letters: B images in a batch, L of them labeled (first), V views, N = V * B rows (view by view), D embedding size, S seen
+classes, C all classes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from opencon.config import MethodConfig, require
+from opencon.encoders import Embedder
+from opencon.losses.balance import kl_to_prior
+from opencon.losses.contrastive import info_nce, masks_within
+from opencon.methods.base import Assignment, Batch, Epoch, FeatureBank, Method, StepOutput, Task
+from opencon.prototypes import LOGIT_SCALE, SeenScore, ema_update, novelty_threshold, random_prototypes, seen_score
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpenConConfig(MethodConfig):
+    """Settings of OpenCon. Defaults are the released code's for CIFAR; `paper()` follows the text of the paper.
+
+    Every setting from `ramp_epochs` down is a place where the two differ; docs/methods.md has the table.
+    """
+
+    name: ClassVar[str] = "opencon"
+
+    weight_novel: float = 0.1  # lambda_n, paper Table 9
+    weight_labeled: float = 0.2  # lambda_l
+    weight_unlabeled: float = 1.0  # lambda_u
+    weight_prior: float = 0.05  # paper, appendix I
+    temperature_novel: float = 0.7  # tau_n, paper Table 9
+    temperature_labeled: float = 0.1  # tau_l
+    temperature_unlabeled: float = 0.4  # tau_u; 0.6 on ImageNet
+    momentum: float = 0.9  # gamma, paper, appendix I
+    percentile: float = 70.0  # p: this share of the labeled lies above the novelty threshold
+    labeled_loss: Literal["labeled", "known"] = "labeled"  # L_l, or L_known of appendix E, which adds D_u \ D_n
+
+    ramp_epochs: int = 100  # epochs over which weight_novel grows from 0; paper: 0
+    seen_score: SeenScore = "standardized"  # paper: cosine
+    threshold_from: Literal["batch", "labeled_set"] = "batch"  # labeled images of this batch; paper: all, once an epoch
+    decide_on: Literal["first_view", "each_view"] = "first_view"  # whose score and argmax count; paper: each view's own
+    novel_reduction: Literal["mean", "sum"] = "mean"  # of L_n over its anchors; paper: sum
+    prototype_members: Literal["novel_argmax", "novel_set"] = "novel_argmax"  # unlabeled that move prototypes; paper: D_n
+    update_views: Literal["first", "all"] = "first"  # which views move prototypes; paper: all
+    prior: Literal["unlabeled", "uniform"] | tuple[float, ...] = "unlabeled"  # expected class shares; paper: uniform
+    prior_over: Literal["unlabeled", "batch"] = "unlabeled"  # images whose mean prediction is compared; paper: batch
+
+    def __post_init__(self) -> None:
+        for key in ("temperature_novel", "temperature_labeled", "temperature_unlabeled"):
+            require(getattr(self, key) > 0, f"method.{key} = {getattr(self, key)} must be above zero.")
+        for key in ("weight_novel", "weight_labeled", "weight_unlabeled", "weight_prior", "ramp_epochs"):
+            require(getattr(self, key) >= 0, f"method.{key} = {getattr(self, key)} must not be negative.")
+        require(0.0 <= self.momentum < 1.0, f"method.momentum = {self.momentum} must lie in [0, 1).")
+        require(0.0 <= self.percentile <= 100.0, f"method.percentile = {self.percentile} must lie between 0 and 100.")
+        if isinstance(self.prior, tuple):
+            require(
+                len(self.prior) > 0 and all(q > 0 for q in self.prior),
+                f"method.prior = {self.prior} must be positive numbers, one for each class.",
+            )
+
+    @classmethod
+    def paper(cls) -> OpenConConfig:
+        """The variant `paper`: the text where it differs from the released code."""
+        return cls(
+            ramp_epochs=0,
+            seen_score="cosine",
+            threshold_from="labeled_set",
+            decide_on="each_view",
+            novel_reduction="sum",
+            prototype_members="novel_set",
+            update_views="all",
+            prior="uniform",
+            prior_over="batch",
+        )
+
+
+class OpenCon(Method[OpenConConfig]):
+    """Three contrastive losses, one for each kind of image, around moving prototypes (arXiv:2208.02764)."""
+
+    prototypes: Tensor  # (C, D) unit rows
+    prior: Tensor  # (C,)
+    novel_weight: Tensor  # scalar on the device: the ramp must reach a captured step
+    epoch_threshold: Tensor  # scalar, for threshold_from = "labeled_set"
+
+    def __init__(self, config: OpenConConfig, task: Task, embedder: Embedder) -> None:
+        super().__init__(config, task, embedder)
+        self.register_buffer("prototypes", random_prototypes(task.num_classes, embedder.dim))
+        self.register_buffer("prior", class_prior(config.prior, task))
+        self.register_buffer("novel_weight", torch.tensor(0.0 if config.ramp_epochs else config.weight_novel))
+        self.register_buffer("epoch_threshold", torch.tensor(float("-inf")))
+
+    def before_epoch(self, epoch: Epoch) -> None:
+        """Ramp the weight of L_n; refresh the threshold where it comes from all labeled images."""
+        c = self.config
+        ramp = min(1.0, epoch.index / c.ramp_epochs) if c.ramp_epochs else 1.0
+        self.novel_weight.fill_(c.weight_novel * ramp)
+        if c.threshold_from == "labeled_set":
+            self.epoch_threshold.copy_(self._threshold(epoch.features()))
+
+    def step(self, batch: Batch) -> StepOutput:
+        """The weighted sum of L_n, L_l, L_u and the prior term."""
+        c, L, S = self.config, batch.num_labeled, self.task.num_seen
+        V, B = len(batch.views), len(batch.labels)
+        z = self.embedder.embed_views(batch.views)  # (N, D)
+        views = z.view(V, B, -1)
+
+        with torch.no_grad():  # pseudo-labels and novelty, by the prototypes of before this step
+            decider = views[:1] if c.decide_on == "first_view" else views
+            cosine = decider @ self.prototypes.T  # (1 or V, B, C)
+            score = seen_score(cosine.flatten(0, 1), num_seen=S, form=c.seen_score).view(-1, B)
+            threshold = (
+                self.epoch_threshold
+                if c.threshold_from == "labeled_set"
+                else novelty_threshold(score[:, :L].flatten(), percentile=c.percentile)
+            )
+            pseudo = cosine.argmax(dim=2)  # (1 or V, B)
+            label = torch.where(batch.labels >= 0, batch.labels, pseudo)  # (1 or V, B)
+            novel = (score < threshold)[:, L:].expand(V, -1)  # (V, B - L)
+
+        z_l, z_u = views[:, :L].flatten(0, 1), views[:, L:].flatten(0, 1)  # (V L, D), (V (B - L), D)
+        everyone = torch.ones(V, B, dtype=torch.bool, device=z.device)
+        image = torch.arange(B, device=z.device).expand(V, B)
+        label = label.expand(V, B)
+
+        loss_n = info_nce(
+            z_u,
+            masks_within(novel.flatten(), label[:, L:].flatten()),
+            temperature=c.temperature_novel,
+            reduction=c.novel_reduction,
+        )
+        if c.labeled_loss == "labeled":
+            masks = masks_within(everyone[:, :L].flatten(), label[:, :L].flatten())
+            loss_l = info_nce(z_l, masks, temperature=c.temperature_labeled)
+        else:
+            member = torch.cat([everyone[:, :L], ~novel], dim=1)  # (V, B): D_l and D_u \ D_n
+            loss_l = info_nce(z, masks_within(member.flatten(), label.flatten()), temperature=c.temperature_labeled)
+        masks = masks_within(everyone[:, L:].flatten(), image[:, L:].flatten())
+        loss_u = info_nce(z_u, masks, temperature=c.temperature_unlabeled)
+
+        first = views[0, L:] if c.prior_over == "unlabeled" else views[0]
+        loss_prior = kl_to_prior(LOGIT_SCALE * first @ self.prototypes.T, self.prior)
+
+        loss = (
+            self.novel_weight * loss_n
+            + c.weight_labeled * loss_l
+            + c.weight_unlabeled * loss_u
+            + c.weight_prior * loss_prior
+        )
+        logs = {"loss_n": loss_n, "loss_l": loss_l, "loss_u": loss_u, "loss_prior": loss_prior}
+        logs = {name: value.detach() for name, value in logs.items()} | {"share_novel": novel.float().mean()}
+        return StepOutput(loss, logs, carry=self._movers(views.detach(), batch, novel))
+
+    @torch.no_grad()
+    def _movers(self, views: Tensor, batch: Batch, novel: Tensor) -> tuple[Tensor, Tensor]:
+        """Who moves which prototype: rows (n, D) in order of application, and their classes (n,), -1 for none.
+
+        The loader has shuffled labeled and unlabeled images, and the two move disjoint sets of prototypes (seen by labels,
+        novel by pseudo-labels), so batch order is a random order.
+        """
+        c, L, S = self.config, batch.num_labeled, self.task.num_seen
+        if c.update_views == "first":
+            views, novel = views[:1], novel[:1]
+        cosine = views[:, L:] @ self.prototypes.T  # (v, B - L, C)
+        if c.prototype_members == "novel_argmax":
+            nearest = cosine.argmax(dim=2)
+            target = torch.where(nearest >= S, nearest, -1)
+        else:
+            target = torch.where(novel, cosine[:, :, S:].argmax(dim=2) + S, -1)
+        labels = torch.cat([batch.labels[:L].expand(len(views), -1), target], dim=1)  # (v, B)
+        return views.flatten(0, 1), labels.flatten()
+
+    def after_step(self, *carry: Tensor) -> None:
+        """Install the moved prototypes."""
+        z, labels = carry
+        self.prototypes.copy_(ema_update(self.prototypes, z, labels, momentum=self.config.momentum))
+
+    @torch.no_grad()
+    def assign(self, bank: FeatureBank) -> Assignment:
+        """The nearest prototype; probabilities from 10 * cosine; novelty is minus the seen score."""
+        cosine = bank.z @ self.prototypes.T  # (M, C)
+        score = seen_score(cosine, num_seen=self.task.num_seen, form=self.config.seen_score)
+        return Assignment(
+            classes=cosine.argmax(dim=1),
+            p=(LOGIT_SCALE * cosine).softmax(dim=1),
+            novelty=-score,
+            novelty_threshold=-self._threshold(bank),
+        )
+
+    @torch.no_grad()
+    def _threshold(self, bank: FeatureBank) -> Tensor:
+        """The seen score below which an image counts as novel; NaN for a bank without labeled images."""
+        labeled = bank.z[bank.labels >= 0]  # host sync: once an epoch at most
+        if len(labeled) == 0:
+            return torch.tensor(float("nan"))
+        score = seen_score(labeled @ self.prototypes.T, num_seen=self.task.num_seen, form=self.config.seen_score)
+        return novelty_threshold(score, percentile=self.config.percentile)
+
+
+def class_prior(prior: str | tuple[float, ...], task: Task) -> Tensor:
+    """Expected share of each class among the images, (C,), sums to one.
+
+    "unlabeled" (released code): a seen class has lost its labeled images, so its share is (1 - labeled ratio) to 1.
+    """
+    shares = torch.ones(task.num_classes)
+    if prior == "unlabeled":
+        shares[: task.num_seen] = 1.0 - task.labeled_ratio
+    elif isinstance(prior, tuple):
+        require(
+            len(prior) == task.num_classes,
+            f"method.prior has {len(prior)} entries for {task.num_classes} classes. Give one share for each class, "
+            f"seen classes first.",
+        )
+        shares = torch.tensor(prior)
+    return shares / shares.sum()

@@ -1,0 +1,49 @@
+"""SimCLR: A Simple Framework for Contrastive Learning of Visual Representations. Chen et al., ICML 2020, arXiv:2002.05709.
+
+Letters: B images in a batch, V views, N = V * B rows (view by view).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from opencon.cluster import cluster_and_name
+from opencon.config import MethodConfig, require
+from opencon.losses.contrastive import info_nce, masks_within
+from opencon.methods.base import Assignment, Batch, FeatureBank, Method, StepOutput
+
+
+@dataclass(frozen=True, kw_only=True)
+class SimCLRConfig(MethodConfig):
+    """Settings of SimCLR; it looks at no label while training."""
+
+    name: ClassVar[str] = "simclr"
+    uses_labels: ClassVar[bool] = False
+
+    temperature: float = 0.1  # ours for CIFAR at batch 512; the paper's best on ImageNet is 0.1 too (Table 5)
+
+    def __post_init__(self) -> None:
+        require(self.temperature > 0, f"method.temperature = {self.temperature} must be above zero.")
+
+
+class SimCLR(Method[SimCLRConfig]):
+    """Pull the two views of an image together, push all other images away (arXiv:2002.05709)."""
+
+    def step(self, batch: Batch) -> StepOutput:
+        """NT-Xent over every image of the batch."""
+        z = self.embedder.embed_views(batch.views)  # (N, D)
+        image = torch.arange(len(batch.labels), device=z.device).repeat(len(batch.views))  # (N,)
+        everyone = torch.ones_like(image, dtype=torch.bool)
+        loss = info_nce(z, masks_within(everyone, image), temperature=self.config.temperature)
+        return StepOutput(loss)
+
+    def assign(self, bank: FeatureBank) -> Assignment:
+        """k-means, then seen classes named by their labeled images."""
+        return Assignment(
+            cluster_and_name(
+                bank.z, bank.labels, num_clusters=self.task.num_classes, num_seen=self.task.num_seen, seed=0
+            )
+        )

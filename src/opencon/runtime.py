@@ -1,0 +1,90 @@
+"""The machine underneath: device, seeds, environment."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from opencon.errors import ConfigError
+from opencon.version import __version__
+
+
+def pick_device(name: str = "auto") -> torch.device:
+    """The device to compute on: "auto" takes a GPU where there is one."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as err:
+        raise ConfigError(f"--device {name!r} is not a device. Use auto, cpu, cuda or cuda:N.") from err
+    if device.type not in ("cpu", "cuda"):
+        raise ConfigError(f"--device {name!r} is not supported. Use auto, cpu, cuda or cuda:N.")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ConfigError(f"--device {name!r}: this machine has {torch.cuda.device_count()} CUDA devices. Use cpu.")
+    return device
+
+
+@contextlib.contextmanager
+def seeded(*seed: int) -> Iterator[None]:
+    """Run a block (building a network, say) from a seed, and leave the global random state as it was."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(mix(*seed))
+        yield
+
+
+def generator(device: torch.device, *seed: int) -> torch.Generator:
+    """A random stream of its own for each tuple of numbers, such as (seed, epoch, purpose)."""
+    return torch.Generator(device=device).manual_seed(mix(*seed))
+
+
+def mix(*numbers: int) -> int:
+    """One 63-bit seed from several numbers; nearby tuples give unrelated seeds (the splitmix64 finalizer)."""
+    state = 0
+    for number in numbers:
+        state = (state + number + 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF
+        state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
+        state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF
+        state ^= state >> 31
+    return state >> 1
+
+
+def environment(device: torch.device) -> dict[str, Any]:
+    """What a number depends on besides the configuration: versions and hardware."""
+    return {
+        "opencon": __version__,
+        "commit": _commit(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "platform": platform.platform(),
+        "cpu": _cpu_name(),
+        "threads": torch.get_num_threads(),
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+    }
+
+
+def _cpu_name() -> str:
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return f"{line.split(':', 1)[1].strip()} x {os.cpu_count()}"
+    return platform.processor() or platform.machine()
+
+
+def _commit() -> str | None:
+    """The revision of a checkout this package runs from, None for an installed package."""
+    here = Path(__file__).resolve().parent
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        found = subprocess.run(
+            ["git", "describe", "--always", "--dirty"], cwd=here, capture_output=True, text=True, timeout=5, check=True
+        )
+        return found.stdout.strip() or None
+    return None
