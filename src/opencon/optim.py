@@ -16,7 +16,12 @@ def build_optimizer(module: nn.Module, config: TrainConfig) -> torch.optim.SGD:
     learning = [p for p in module.parameters() if p.requires_grad]
     if not learning:
         raise ConfigError("nothing learns: every parameter is frozen. Set encoder.train_from to a stage or to 'all'.")
-    return torch.optim.SGD(learning, lr=config.lr, momentum=config.momentum, weight_decay=config.weight_decay)
+    on_gpu = learning[0].is_cuda
+    # On a GPU one fused kernel updates everything and reads its rate from the device.
+    lr = torch.tensor(config.lr, device=learning[0].device) if on_gpu else config.lr
+    return torch.optim.SGD(
+        learning, lr=lr, momentum=config.momentum, weight_decay=config.weight_decay, fused=on_gpu or None
+    )
 
 
 def learning_rate(config: TrainConfig, epoch: int) -> float:
@@ -33,3 +38,12 @@ def learning_rate(config: TrainConfig, epoch: int) -> float:
     if epoch < config.warmup_epochs:
         lr *= (epoch + 1) / config.warmup_epochs
     return lr
+
+
+def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
+    """Set it for all parameters; a rate that lives on the device is changed in place, where a recorded step reads it."""
+    for group in optimizer.param_groups:
+        if isinstance(group["lr"], torch.Tensor):
+            group["lr"].fill_(lr)
+        else:
+            group["lr"] = lr

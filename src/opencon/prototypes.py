@@ -11,6 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from opencon.runtime import has_triton
+
 # Released code: similarities become logits as 10 * cosine.
 LOGIT_SCALE = 10.0
 
@@ -45,11 +47,16 @@ def novelty_threshold(labeled_scores: Tensor, *, percentile: float) -> Tensor:
     percentile = 70 is the 30th percentile of the labeled scores, interpolated linearly. At 0 it is the largest labeled
     score, so that nearly everything unlabeled counts as novel (paper, Figure 3).
     """
-    return torch.quantile(labeled_scores, 1.0 - percentile / 100.0)
+    # torch.quantile, spelled out: its checks would make the host wait.
+    ordered = labeled_scores.sort().values
+    place = (1.0 - percentile / 100.0) * (len(ordered) - 1)
+    below = int(place)
+    above = min(below + 1, len(ordered) - 1)
+    return torch.lerp(ordered[below], ordered[above], place - below)
 
 
 @torch.no_grad()
-def ema_update(prototypes: Tensor, z: Tensor, labels: Tensor, *, momentum: float) -> Tensor:
+def ema_update(prototypes: Tensor, z: Tensor, labels: Tensor, *, momentum: float, kernel: bool = True) -> Tensor:
     """Move each class prototype toward its samples, one sample at a time, on the sphere (paper, Eq. 6).
 
         mu_c <- normalize(momentum * mu_c + (1 - momentum) * z_i)   for every i with label c, in order
@@ -63,7 +70,12 @@ def ema_update(prototypes: Tensor, z: Tensor, labels: Tensor, *, momentum: float
         z: (B, D) unit rows.
         labels: (B,) class of each row; -1 moves nothing.
         momentum: share of the old prototype kept at each sample.
+        kernel: on a GPU, use one Triton program per class instead of rounds (same result, no host sync).
     """
+    if kernel and prototypes.is_cuda and has_triton():
+        from opencon.kernels import ema_update_kernel
+
+        return ema_update_kernel(prototypes, z, labels, momentum)
     num_classes = len(prototypes)
     # -1 becomes a class of its own behind the others, whose row is dropped at the end.
     labels = torch.where(labels < 0, num_classes, labels)

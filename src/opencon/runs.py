@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
+import math
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -71,7 +72,7 @@ class RunFolder:
 
     def write_json(self, name: str, data: Mapping[str, Any]) -> None:
         """Write one JSON file."""
-        text = json.dumps(data, indent=1)
+        text = _to_json(data, indent=1)
         self._atomically(self.path / name, lambda partial: partial.write_text(text, encoding="utf-8"))
 
     def read_json(self, name: str) -> dict[str, Any]:
@@ -87,7 +88,7 @@ class RunFolder:
     def append_metrics(self, record: Mapping[str, Any]) -> None:
         """Add one line to metrics.jsonl."""
         with _explained(self.metrics), self.metrics.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(record) + "\n")
+            file.write(_to_json(record) + "\n")
 
     def read_metrics(self) -> list[dict[str, Any]]:
         """Every complete line of metrics.jsonl; a line torn by a kill is left out."""
@@ -101,7 +102,7 @@ class RunFolder:
 
     def forget_metrics_from(self, epoch: int) -> None:
         """Drop the lines of epochs that will be trained again."""
-        kept = [json.dumps(r) + "\n" for r in self.read_metrics() if r.get("epoch", -1) < epoch]
+        kept = [_to_json(r) + "\n" for r in self.read_metrics() if r.get("epoch", -1) < epoch]
         self._atomically(self.metrics, lambda partial: partial.write_text("".join(kept), encoding="utf-8"))
 
     def save_checkpoint(self, state: Mapping[str, Any]) -> None:
@@ -139,6 +140,19 @@ class RunFolder:
         finally:
             with contextlib.suppress(OSError):
                 partial.unlink(missing_ok=True)
+
+
+def _to_json(data: Mapping[str, Any], indent: int | None = None) -> str:
+    """Strict JSON: a number that is not one (an accuracy over no images, say) becomes null."""
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return {key: plain(inner) for key, inner in value.items()}
+        if isinstance(value, (list, tuple)):
+            return [plain(inner) for inner in value]
+        return None if isinstance(value, float) and not math.isfinite(value) else value
+
+    return json.dumps(plain(data), indent=indent, allow_nan=False)
 
 
 @contextlib.contextmanager

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import importlib.util
 import os
 import platform
 import subprocess
@@ -30,6 +32,12 @@ def pick_device(name: str = "auto") -> torch.device:
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise ConfigError(f"--device {name!r}: this machine has {torch.cuda.device_count()} CUDA devices. Use cpu.")
     return device
+
+
+@functools.cache
+def has_triton() -> bool:
+    """Whether Triton kernels can be written for this machine's GPU."""
+    return importlib.util.find_spec("triton") is not None
 
 
 @contextlib.contextmanager

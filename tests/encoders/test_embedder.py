@@ -173,7 +173,8 @@ def test_memory_format_changes_no_result():
     plain = ConvNet(3, 16).eval()
     x = pictures(4, 3, 16)
     want = plain(x)  # rows first
-    embedder = Embedder(plain, projection_head(128, 8), EncoderConfig(name="convnet", mean=(0.0,), std=(1.0,), head_dim=8))
+    config = EncoderConfig(name="convnet", mean=(0.0,), std=(1.0,), head_dim=8)
+    embedder = Embedder(plain, projection_head(128, 8), config)
     assert embedder.encoder.conv2.conv.weight.is_contiguous(memory_format=torch.channels_last)
     torch.testing.assert_close(embedder.features(x), want)
     torch.testing.assert_close(embedder(x).norm(dim=1), torch.ones(4))

@@ -267,12 +267,19 @@ def test_resized_positions_keep_the_directions():
     assert resize_positions(positions, (4, 4)) is positions
 
 
+def test_shrinking_positions_average_a_checkerboard_away():
+    """Without antialiasing, single cells would be picked out and their sign kept."""
+    board = (torch.arange(8)[:, None] + torch.arange(8)[None, :]) % 2 * 2.0 - 1.0
+    positions = torch.cat([torch.zeros(1), board.flatten()])[None, :, None]
+    assert resize_positions(positions, (3, 3))[:, 1:].abs().max() < 0.05
+
+
 # --- frozen parts -----------------------------------------------------------------------------------------------------
 
 
 def tiny_resnet(seed=0):
     torch.manual_seed(seed)
-    return ResNet(BasicBlock, (1, 1, 1, 1), small_images=True)
+    return ResNet(BasicBlock, (1, 1, 1, 1), small_images=True, width=4)
 
 
 def stats(module):
@@ -315,6 +322,18 @@ def test_running_statistics_survive_train_and_eval():
         call()
         assert not any(m.training for s in ("stem", "layer1", "layer2") for m in getattr(net, s).modules())
         assert all(m.training == net.training for s in ("layer3", "layer4") for m in getattr(net, s).modules())
+
+
+@pytest.mark.parametrize("train_from", ["layer2", "head"])
+def test_frozen_stages_build_no_graph(train_from):
+    net = tiny_resnet()
+    net.freeze(train_from)
+    x = images("resnet18_cifar").requires_grad_()
+    out = net(x)
+    assert out.requires_grad == (train_from != "head")
+    if out.requires_grad:
+        out.sum().backward()
+    assert x.grad is None
 
 
 def test_freezing_can_be_taken_back():

@@ -70,7 +70,8 @@ def attention(x, attn, num_heads):
     out = torch.zeros_like(x)
     for b in range(batch):
         q, k, v = (
-            x[b] @ attn.qkv.weight[part * width : (part + 1) * width].T + attn.qkv.bias[part * width : (part + 1) * width]
+            x[b] @ attn.qkv.weight[part * width : (part + 1) * width].T
+            + attn.qkv.bias[part * width : (part + 1) * width]
             for part in range(3)
         )
         for h in range(num_heads):
@@ -85,7 +86,9 @@ def attention(x, attn, num_heads):
 
 def gelu(x):
     """x times the standard normal distribution function at x."""
-    return torch.tensor([v * 0.5 * (1 + math.erf(v / math.sqrt(2))) for v in x.flatten().tolist()], dtype=x.dtype).view_as(x)
+    return torch.tensor(
+        [v * 0.5 * (1 + math.erf(v / math.sqrt(2))) for v in x.flatten().tolist()], dtype=x.dtype
+    ).view_as(x)
 
 
 def vit(images, net, patch, num_heads, eps):

@@ -33,9 +33,9 @@ def pixels(path):
         return np.asarray(image.convert("RGB"))
 
 
-def color_share(image, color):
-    """Share of pixels close to a color such as '#aabbcc' when it lies, slightly transparent, on white."""
-    rgb = 0.8 * np.array([int(color[i : i + 2], 16) for i in (1, 3, 5)]) + 0.2 * 255
+def color_share(image, color, opacity):
+    """Share of pixels close to a color such as '#aabbcc' that lies on white."""
+    rgb = opacity * np.array([int(color[i : i + 2], 16) for i in (1, 3, 5)]) + (1 - opacity) * 255
     return (np.abs(image.astype(int) - rgb).max(axis=2) < 8).mean()
 
 
@@ -64,7 +64,7 @@ def test_a_png_of_readme_width_that_shows_something(tmp_path, projection):
     assert image.shape == (520, 1100, 3)
     assert (image[0, 0] == 255).all()  # light background
     for c in range(4):  # every class is drawn
-        assert color_share(image[100:, :640], figures.COLORS[c]) > 1e-4
+        assert color_share(image[100:, :640], figures.COLORS[c], 0.8) > 1e-4
     assert [p.name for p in tmp_path.iterdir()] == ["figure.png"]  # nothing half written stays behind
 
 
@@ -88,8 +88,9 @@ def test_draws_without_a_warning(tmp_path, recwarn, case):
 
 
 def test_a_constant_score_and_no_threshold_can_be_drawn(tmp_path, recwarn):
-    kwargs = arguments() | {"novelty": np.zeros(40), "threshold": None}
-    embedding_figure(**kwargs, path=tmp_path / "figure.png", projection="pca")
+    kwargs = arguments(num_seen=4) | {"novelty": np.zeros(40), "threshold": None}
+    path = embedding_figure(**kwargs, path=tmp_path / "figure.png", projection="pca")
+    assert color_share(pixels(path)[100:, 700:], figures.SEEN, 0.55) > 0.01  # a bar with a width
     assert len(recwarn) == 0
 
 

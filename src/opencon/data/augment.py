@@ -1,15 +1,15 @@
 """Views of images: random crop, flip, warp, color and blur of a whole batch on its device.
 
-Letters: B images in a batch, H and W their height and width, S side of a view, A jitter operations that are switched on.
+Letters: B images in a batch, H and W their height and width, S side of a view, A jitter operations that are on.
 
-`Augment.draw` asks a generator for every random number, `Augment.apply` is a pure function of them. Each image has its
-own parameters, yet all shapes are fixed and nothing waits for the device: images that an operation leaves alone are
-left alone by arithmetic, not by indexing. Both follow torchvision's transforms (RandomResizedCrop, ColorJitter, GaussianBlur on float
-images), which take one image at a time.
+`Augment.draw` asks a generator for every random number; `Augment.apply` is a pure function of them. Each image has its
+own parameters, yet all shapes are fixed and nothing waits for the device: an operation is computed for every image and
+kept where it is due. Both follow torchvision's RandomResizedCrop, ColorJitter, RandomGrayscale and GaussianBlur on
+float images, which take one image at a time.
 
-Crop, resize and blur are linear and separable, so each is two batched matrix products, rows @ image @ columns^T. Float32
-products keep about 1e-6; where a caller allows TF32, pixel values move by up to about 1e-3, a quarter of a gray level.
-Call outside autocast, which would make them bfloat16.
+Crop, resize and blur are linear and separable, so each is two batched matrix products, rows @ image @ columns^T.
+Float32 products are good to about 1e-6; where a caller allows TF32, pixels move by up to about 1e-3, a quarter of a
+gray level. Call outside autocast, which would make them bfloat16.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Augment:
         if c.crop_scale is not None:
             log_ratio = uniform(math.log(c.crop_ratio[0]), math.log(c.crop_ratio[1]), CROP_TRIES)
             share = uniform(*c.crop_scale, CROP_TRIES)
-            params["box"] = _crop_box(share, log_ratio.exp(), uniform(0.0, 1.0, 2), source_size, c.crop_ratio)
+            params["box"] = crop_box(share, log_ratio.exp(), uniform(0.0, 1.0, 2), source_size, c.crop_ratio)
         if c.flip_p > 0:
             params["is_flipped"] = chance(c.flip_p)
         if c.rotate > 0 or c.shift > 0 or c.zoom != (1.0, 1.0):
@@ -169,25 +169,24 @@ def blur(x: Tensor, sigma: Tensor) -> Tensor:
     i = torch.arange(size, device=x.device)
     t = torch.arange(radius + 1, device=x.device)
     to, source, distance, last = i[:, None], i, t[:, None, None], size - 1
-    # A pixel j is read where it lies and at its mirror images, -j and 2 (S - 1) - j; an edge pixel has only one of them.
-    reads = ((to - source).abs() == distance).to(x.dtype)  # (radius + 1, S, S): how often j is read at a distance from i
-    reads = reads + ((to + source == distance) & (source > 0)) + ((2 * last - to - source == distance) & (source < last))
+    # A pixel j is read where it lies and at its mirror images -j and 2 (S - 1) - j; an edge pixel has only one mirror.
+    reads = ((to - source).abs() == distance).float()  # (radius + 1, S, S): how often i reads j at this distance
+    reads += (to + source == distance) & (source > 0)
+    reads += (2 * last - to - source == distance) & (source < last)
     taps = torch.exp(-0.5 * (t / sigma[:, None]) ** 2)  # (B, radius + 1)
     taps = taps / (2.0 * taps.sum(dim=1, keepdim=True) - 1.0)  # the middle one is read once, the others twice
-    weights = (taps @ reads.flatten(1)).unflatten(1, (size, size))  # (B, S, S)
+    weights = (taps @ reads.flatten(1)).view(-1, size, size)  # (B, S, S)
     return _separable(x, weights, weights).clamp_(0.0, 1.0)
 
 
 def _separable(x: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
     """rows (B, S, H) @ x (B, channels, H, W) @ columns^T (B, W, S), for every channel."""
-    channels, height = x.shape[1:3]
-    x = (x.flatten(1, 2) @ columns.mT).unflatten(1, (channels, height))  # (B, channels, H, S)
+    num_images, channels, height = x.shape[:3]
+    x = (x.flatten(1, 2) @ columns.mT).view(num_images, channels, height, -1)  # (B, channels, H, S)
     return rows[:, None] @ x
 
 
-def _resize_weights(
-    start: Tensor, length: Tensor, size: int, source: int, is_flipped: Tensor | None = None
-) -> Tensor:
+def _resize_weights(start: Tensor, length: Tensor, size: int, source: int, is_flipped: Tensor | None = None) -> Tensor:
     """Share of each of `source` pixels in each of `size` pixels that cover [start, start + length): (B, S, source).
 
     A triangle around the new pixel's center; its half width is one new pixel, or one old one if that is larger.
@@ -206,7 +205,7 @@ def _resize_weights(
     return weights / weights.sum(dim=-1, keepdim=True)
 
 
-def _crop_box(
+def crop_box(
     share: Tensor, ratio: Tensor, place: Tensor, source_size: tuple[int, int], allowed: tuple[float, float]
 ) -> Tensor:
     """The first try (B, tries) that fits, at `place` (B, 2) in [0, 1); a centered crop if none does. (B, 4)."""
@@ -217,9 +216,8 @@ def _crop_box(
     fits = (h >= 1) & (h <= height) & (w >= 1) & (w <= width)  # (B, tries)
     first = fits.int().argmax(dim=1)  # argmax takes the first of equals
     h, w = tried[torch.arange(len(first), device=first.device), first].unbind(-1)  # (B,)
-    # floor(place * n) in float32 can reach n itself, hence the minimum.
-    top = torch.minimum((place[:, 0] * (height - h + 1)).floor(), height - h)
-    left = torch.minimum((place[:, 1] * (width - w + 1)).floor(), width - w)
+    top = (place[:, 0] * (height - h + 1)).floor()  # u < 1 makes u * n < n in floating point, too
+    left = (place[:, 1] * (width - w + 1)).floor()
     box = torch.stack((top, left, h, w), dim=1)
 
     low, high = allowed

@@ -58,8 +58,8 @@ def shift_hue(x: Tensor, shift: Tensor) -> Tensor:
     """Turn the hue of each image by `shift` (B,), as a share of the full circle; value and saturation stay.
 
     With v = max, m = min and c = v - m over the channels r, g, b, the hue in sixths of the circle (red 0, green 2,
-    blue 4) is h = 1 + (g + b - r - m) / c, negative if b > g: each of the six cases of HSV comes down to that. Back, with
-    d in [0, 3] the distance on the circle from h to the channel's own hue:
+    blue 4) is h = 1 + (g + b - r - m) / c, negative if b > g: each of the six cases of HSV comes down to that. Back,
+    with d in [0, 3] the distance on the circle from h to the channel's own hue:
 
         channel = v - c * clamp(d - 1, 0, 1)
 
@@ -72,7 +72,7 @@ def shift_hue(x: Tensor, shift: Tensor) -> Tensor:
     h = torch.copysign(1.0 + (g + b - r - m) / c.clamp(min=1e-12), g - b) + 6.0 * shift[:, None, None]
     h = h - 6.0 * (h / 6.0).floor()  # in [0, 6]
     own = 2.0 * torch.arange(3, device=x.device)[:, None, None]
-    # On the circle d = min(a, 6 - a) = 3 - |a - 3| with a = |h - own|. In place: half the memory traffic on a CPU.
+    # On the circle d = min(a, 6 - a) = 3 - |a - 3| with a = |h - own|; in place, which a CPU's cache likes.
     below = (h[:, None] - own).abs_().sub_(3.0).abs_().neg_().add_(2.0).clamp_(0.0, 1.0)  # (B, 3, S, S)
     return torch.addcmul(v[:, None], c[:, None], below, value=-1.0)
 
@@ -96,13 +96,11 @@ def jitter(x: Tensor, operations: Sequence[int], factors: Tensor, turns: Tensor,
             x = blend(x, operations, factors, (turns == turn) & is_on[:, None])
         return x
     blends, blend_turns, hue_turn = operations[:-1], turns[:, :-1], turns[:, -1:]
-    if blends:
-        for turn in range(num_turns - 1):
-            is_due = (blend_turns == turn) & (hue_turn > turn) & is_on[:, None]
-            x = blend(x, blends, factors[:, :-1], is_due)
+    for turn in range(num_turns - 1):
+        is_due = (blend_turns == turn) & (hue_turn > turn) & is_on[:, None]
+        x = blend(x, blends, factors[:, :-1], is_due)
     x = choose(is_on, shift_hue(x, factors[:, -1]), x)
-    if blends:
-        for turn in range(1, num_turns):
-            is_due = (blend_turns == turn) & (hue_turn < turn) & is_on[:, None]
-            x = blend(x, blends, factors[:, :-1], is_due)
+    for turn in range(1, num_turns):
+        is_due = (blend_turns == turn) & (hue_turn < turn) & is_on[:, None]
+        x = blend(x, blends, factors[:, :-1], is_due)
     return x

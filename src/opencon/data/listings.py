@@ -181,9 +181,10 @@ def _table_rows(source: Path, lines: list[str], start: int) -> list[tuple[int, s
             continue
         rows: list[tuple[int, str, str]] = []
         reader = csv.reader(lines[start + 1 :], delimiter=delimiter, strict=True)
+        next_line = start + 2  # where the next row begins; one with a quoted line break ends later
         try:
             for cells in reader:
-                line = start + 1 + reader.line_num
+                line, next_line = next_line, start + 2 + reader.line_num
                 if not any(cell.strip() for cell in cells):
                     continue
                 if len(cells) != len(header) or not cells[path_at].strip() or not cells[label_at].strip():
@@ -191,8 +192,7 @@ def _table_rows(source: Path, lines: list[str], start: int) -> list[tuple[int, s
                     raise _bad_line(source, line, lines[line - 1], what)
                 rows.append((line, cells[path_at].strip(), cells[label_at].strip()))
         except csv.Error as err:
-            line = start + 1 + reader.line_num
-            raise _bad_line(source, line, lines[line - 1], f"It is not valid CSV: {err}.") from err
+            raise _bad_line(source, next_line, lines[next_line - 1], f"It is not valid CSV: {err}.") from err
         return rows
     return None
 

@@ -1,23 +1,43 @@
 """Two streams, one batch: labeled images first, then unlabeled ones, augmented on the device.
 
-The images live on the device as one uint8 tensor; an epoch is a stream of index draws, gathers and augmentations that the
-host never waits for. What the loader knows of classes is `labels`: the class of a labeled image, -1 for every other.
+The images live on the device as one uint8 tensor. Before an epoch all its random numbers are drawn at once (`draw`: which
+images, which crops, which colors); a batch is then a pure function of them and of the step's number (`batch`), with fixed
+shapes, and the host waits for nothing. What the loader knows of classes is `labels`: the class of a labeled image, -1 for
+every other.
+
+Letters: T steps of an epoch, B images in a batch, V views, M images in the set.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from opencon.runtime import generator
 
-Augmentation = Callable[[Tensor, torch.Generator], Tensor]
-
 # Purposes of the random streams of an epoch, so that they are independent of each other.
 ORDER, VIEWS = 1, 2
+
+
+class Augmentation(Protocol):
+    """Random numbers first, then a pure function of them; `Augment` is the one in use."""
+
+    def draw(self, num_images: int, source_size: tuple[int, int], generator: torch.Generator) -> Any:
+        """A named tuple of tensors (num_images, ...), or None where an operation is off."""
+
+    def apply(self, images: Tensor, params: Any) -> Tensor:
+        """uint8 (B, channels, H, W) -> float (B, channels, S, S) in [0, 1]."""
+
+
+class Draws(NamedTuple):
+    """Everything random in an epoch."""
+
+    rows: Tensor  # (T, B) which images, labeled first
+    params: tuple[Any, ...]  # V named tuples of tensors (T, B, ...)
 
 
 @dataclass(frozen=True)
@@ -46,13 +66,15 @@ class TwoStreamLoader:
         labels: Tensor,
         *,
         batch_shares: tuple[int, int],
-        views: tuple[Augmentation, ...],
+        augment: Augmentation,
+        num_views: int,
         seed: int,
     ) -> None:
         self.images = images  # (M, channels, H, W) uint8
         self.labels = labels  # (M,)
         self.num_labeled, self.num_unlabeled = batch_shares
-        self.views = views
+        self.augment = augment
+        self.num_views = num_views
         self.seed = seed
         self.labeled = torch.nonzero(labels >= 0).flatten()
         self.unlabeled = torch.nonzero(labels < 0).flatten()
@@ -74,12 +96,28 @@ class TwoStreamLoader:
         ]
         return torch.cat(parts, dim=1)
 
-    def epoch(self, epoch: int) -> Iterator[Batch]:
-        """The batches of an epoch."""
+    def draw(self, epoch: int) -> Draws:
+        """Every random number of an epoch."""
         rng = generator(self.images.device, self.seed, epoch, VIEWS)
-        for rows in self.indices(epoch):
-            images = self.images[rows]
-            yield Batch(tuple(view(images, rng) for view in self.views), self.labels[rows], self.num_labeled)
+        rows = self.indices(epoch)
+        height, width = self.images.shape[-2:]
+        params = tuple(self.augment.draw(rows.numel(), (height, width), rng) for _ in range(self.num_views))
+        return Draws(rows, tree_map(lambda t: t.view(*rows.shape, *t.shape[1:]), params))
+
+    def batch(self, draws: Draws, step: Tensor) -> Batch:
+        """The batch of one step; `step` is a tensor (1,) so that a captured graph can count on."""
+        now = tree_map(lambda t: t.index_select(0, step)[0], draws)
+        images = self.images[now.rows]
+        views = tuple(self.augment.apply(images, params) for params in now.params)
+        return Batch(views, self.labels[now.rows], self.num_labeled)
+
+
+def tree_map(function: Callable[[Tensor], Tensor], tree: Any) -> Any:
+    """Apply a function to every tensor of nested (named) tuples; None stays None."""
+    if tree is None or isinstance(tree, Tensor):
+        return tree if tree is None else function(tree)
+    parts = [tree_map(function, part) for part in tree]
+    return type(tree)(*parts) if hasattr(tree, "_fields") else tuple(parts)
 
 
 def _shuffled_cycle(pool: Tensor, length: int, rng: torch.Generator) -> Tensor:

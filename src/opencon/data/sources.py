@@ -198,7 +198,7 @@ def _decode(path: Path, size: int) -> npt.NDArray[np.uint8]:
             raise Image.DecompressionBombError
         file.draft(None, (2 * size, 2 * size))  # a JPEG decodes at 1/2, 1/4 or 1/8, still twice the size we need
         image = _to_rgb(ImageOps.exif_transpose(file))
-    # Cropping first gives the same picture as scaling first, and a panorama does not grow beyond all bounds.
+    # Scaling only the central square is scaling everything, then cropping; but a panorama does not grow on the way.
     short = min(image.size)
     left, top = (image.width - short) / 2, (image.height - short) / 2
     # Bicubic, as in the evaluation transforms of DINO and EfficientNet; Pillow widens the filter when shrinking.

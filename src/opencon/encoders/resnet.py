@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from opencon.config import require
 from opencon.encoders.base import Encoder, require_color
 
-STEM_WIDTH = 64
+WIDTH = 64  # of the stem and the first stage; each later stage doubles it
 LAYERS = ("layer1", "layer2", "layer3", "layer4")
 
 
@@ -86,26 +86,27 @@ class Bottleneck(Block):
 
 
 class ResNet(Encoder):
-    """A stem, four stages of residual blocks (64, 128, 256, 512 wide), and the average over the image."""
+    """A stem, four stages of residual blocks (each twice as wide as the last), and the average over the image."""
 
-    def __init__(self, block: type[Block], depths: tuple[int, int, int, int], *, small_images: bool) -> None:
+    def __init__(
+        self, block: type[Block], depths: tuple[int, int, int, int], *, small_images: bool, width: int = WIDTH
+    ) -> None:
         super().__init__()
         self.in_channels = 3
         self.stages = ("stem", *LAYERS)
         stem: OrderedDict[str, nn.Module] = OrderedDict()
-        stem["conv1"] = conv(3, STEM_WIDTH, 3) if small_images else conv(3, STEM_WIDTH, 7, stride=2)
-        stem["bn1"] = nn.BatchNorm2d(STEM_WIDTH)
+        stem["conv1"] = conv(3, width, 3) if small_images else conv(3, width, 7, stride=2)
+        stem["bn1"] = nn.BatchNorm2d(width)
         stem["relu"] = nn.ReLU(inplace=True)
         if not small_images:
             stem["maxpool"] = nn.MaxPool2d(3, stride=2, padding=1)
         self.stem = nn.Sequential(stem)
-        before = STEM_WIDTH
+        before = width
         for i, (name, depth) in enumerate(zip(LAYERS, depths, strict=True)):
-            width = STEM_WIDTH * 2**i
             blocks = []
             for j in range(depth):
-                blocks.append(block(before, width, stride=2 if i > 0 and j == 0 else 1))
-                before = width * block.expansion
+                blocks.append(block(before, width * 2**i, stride=2 if i > 0 and j == 0 else 1))
+                before = width * 2**i * block.expansion
             self.add_module(name, nn.Sequential(*blocks))
         self.num_features = before
         for module in self.modules():

@@ -31,6 +31,7 @@ from opencon.runtime import environment, seeded
 from opencon.trainer import fit
 
 NUM_VIEWS = 2
+MOST_DRAWN = 1000  # images in a picture: more hide each other, and t-SNE takes its time
 
 
 @dataclass(frozen=True)
@@ -131,10 +132,14 @@ class Workbench:
 
 
 def prepare(config: RunConfig, device: torch.device, *, split: Split | None = None, download: bool = False) -> Workbench:
-    """Load the data, split it (or take the given split), build the method."""
+    """Check that the configuration fits, load the data, and assemble."""
     info = dataset_info(config.data, download=download)
     check_fits(config, info.num_classes, info.num_train, has_test=bool(info.num_test))
-    dataset = load_dataset(config.data, download=download)
+    return assemble(config, load_dataset(config.data, download=download), device, split=split)
+
+
+def assemble(config: RunConfig, dataset: Dataset, device: torch.device, *, split: Split | None = None) -> Workbench:
+    """Split a data set (or take the given split) and build the method on the device."""
     train = dataset.train
     split = split or make_split(train.classes, config.split, num_data_classes=dataset.info.num_classes)
     labels = split.visible_labels(train.classes)
@@ -147,6 +152,7 @@ def prepare(config: RunConfig, device: torch.device, *, split: Split | None = No
         )
         task = Task(split.num_seen, split.num_classes, split.labeled_ratio)
         method = METHODS[config.method.name].build(config.method, task, embedder)
+    method.kernels = config.train.kernels
     return Workbench(
         config,
         dataset,
@@ -170,7 +176,12 @@ def build_loader(bench: Workbench) -> TwoStreamLoader:
     if config.method.uses_labels:
         shares = batch_shares(bench.split, config.train.batch_size)
     return TwoStreamLoader(
-        bench.images, bench.labels, batch_shares=shares, views=(augment,) * NUM_VIEWS, seed=config.train.seed
+        bench.images,
+        bench.labels,
+        batch_shares=shares,
+        augment=augment,
+        num_views=NUM_VIEWS,
+        seed=config.train.seed,
     )
 
 
@@ -315,7 +326,8 @@ def draw(bench: Workbench, bank: FeatureBank, assignment: Assignment, path: Path
         raise ConfigError(f"{bench.config.method.name} has no novelty score to draw.")
     if len(bank.z) != len(bench.labels):
         raise ConfigError("--picture shows the unlabeled training images. Use it with --on unlabeled.")
-    rows = bench.split.unlabeled
+    every = -(-len(bench.split.unlabeled) // MOST_DRAWN)
+    rows = bench.split.unlabeled[::every]
     return embedding_figure(
         bank.z.cpu()[rows].numpy(),
         bench.dataset.train.classes[rows].numpy(),
@@ -324,7 +336,7 @@ def draw(bench: Workbench, bank: FeatureBank, assignment: Assignment, path: Path
         num_seen=bench.split.num_seen,
         threshold=float(assignment.novelty_threshold),
         class_names=bench.dataset.train.class_names,
-        title=f"{bench.dataset.info.title}: {len(rows):,} unlabeled images",
+        title=f"{bench.dataset.info.title}: {len(rows):,} of the unlabeled images",
         path=path,
     )
 

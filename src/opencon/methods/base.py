@@ -71,6 +71,9 @@ ConfigT = TypeVar("ConfigT", bound=MethodConfig)
 class Method(nn.Module, ABC, Generic[ConfigT]):
     """Five verbs: embed, step, after_step, before_epoch, assign."""
 
+    kernels: bool = True  # use Triton kernels where there are some; set from TrainConfig
+    reads_nothing: bool = True  # step and after_step make the host wait for nothing, so a GPU can record them
+
     def __init__(self, config: ConfigT, task: Task, embedder: Embedder) -> None:
         super().__init__()
         self.config = config

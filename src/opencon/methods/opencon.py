@@ -18,6 +18,7 @@ from opencon.losses.balance import kl_to_prior
 from opencon.losses.contrastive import info_nce, masks_within
 from opencon.methods.base import Assignment, Batch, Epoch, FeatureBank, Method, StepOutput, Task
 from opencon.prototypes import LOGIT_SCALE, SeenScore, ema_update, novelty_threshold, random_prototypes, seen_score
+from opencon.runtime import has_triton
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,7 +178,13 @@ class OpenCon(Method[OpenConConfig]):
     def after_step(self, *carry: Tensor) -> None:
         """Install the moved prototypes."""
         z, labels = carry
-        self.prototypes.copy_(ema_update(self.prototypes, z, labels, momentum=self.config.momentum))
+        moved = ema_update(self.prototypes, z, labels, momentum=self.config.momentum, kernel=self.kernels)
+        self.prototypes.copy_(moved)
+
+    @property
+    def reads_nothing(self) -> bool:
+        """The plain prototype update reads the number of its rounds; the kernel does not."""
+        return self.kernels and has_triton()
 
     @torch.no_grad()
     def assign(self, bank: FeatureBank) -> Assignment:

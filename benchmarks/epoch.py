@@ -1,0 +1,99 @@
+"""Seconds per epoch of a recipe, with made-up images of the right shape (speed does not depend on what they show).
+
+    python benchmarks/epoch.py cifar100 --epochs 8 [--set train.capture=false] [--profile] [--quick]
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+
+import torch
+from measure import save
+
+from opencon.config import with_settings
+from opencon.data.benchmarks import DATASETS, Dataset
+from opencon.data.sources import ImageSet
+from opencon.experiments.recipes import get_recipe
+from opencon.experiments.run import assemble, build_loader
+from opencon.optim import build_optimizer
+from opencon.runtime import pick_device
+from opencon.trainer import fit
+
+
+def made_up(name: str, num_train: int | None) -> Dataset:
+    info = DATASETS[name].info
+    n = num_train or info.num_train
+    shape = (n, info.channels, info.image_size, info.image_size)
+    images = torch.randint(0, 256, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    classes = torch.arange(n) % info.num_classes
+    return Dataset(info, ImageSet(images, classes, tuple(map(str, range(info.num_classes)))), None)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("recipe")
+    parser.add_argument("--epochs", type=int, default=8)
+    parser.add_argument("--set", action="append", default=[], dest="settings")
+    parser.add_argument("--num-train", type=int)
+    parser.add_argument("--profile", action="store_true")
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--name", default="epoch")
+    args = parser.parse_args()
+    if args.quick:
+        args.epochs, args.num_train = 2, args.num_train or 2048
+    start = time.perf_counter()
+    device = pick_device()
+    config = with_settings(get_recipe(args.recipe), [f"train.epochs={args.epochs}", *args.settings])
+    bench = assemble(config, made_up(config.data.name, args.num_train), device)
+    loader, optimizer = build_loader(bench), build_optimizer(bench.method, config.train)
+    ends: list[float] = []
+
+    def on_epoch(epoch: int, means: dict[str, float]) -> None:
+        ends.append(time.perf_counter())  # means() has waited for the device
+
+    profiler = torch.profiler.profile() if args.profile else None
+    if profiler:
+        fit_args = {"on_epoch": lambda e, m: (on_epoch(e, m), profiler.start() if e == args.epochs - 2 else None)}
+    else:
+        fit_args = {"on_epoch": on_epoch}
+    began = time.perf_counter()
+    fit(
+        bench.method,
+        optimizer,
+        loader,
+        config.train,
+        features=bench.bank,
+        scaler=torch.amp.GradScaler(device.type, enabled=False),
+        **fit_args,
+    )
+    if profiler:
+        profiler.stop()
+        key = "self_cuda_time_total" if device.type == "cuda" else "self_cpu_time_total"
+        print(profiler.key_averages().table(sort_by=key, row_limit=25, max_name_column_width=70))
+    seconds = [b - a for a, b in zip([began, *ends], ends, strict=False)]
+    steady = seconds[2:] if len(seconds) > 2 else seconds[-1:]
+    evaluate = time.perf_counter()
+    bench.score("unlabeled", "orca")
+    evaluate = time.perf_counter() - evaluate
+    row = {
+        "recipe": args.recipe,
+        "settings": args.settings,
+        "steps_per_epoch": len(loader),
+        "images_per_step": config.train.batch_size,
+        "prepare_seconds": began - start,
+        "first_epoch_seconds": seconds[0],
+        "steady_seconds": statistics.median(steady),
+        "steady_min": min(steady),
+        "steady_max": max(steady),
+        "n": len(steady),
+        "evaluate_seconds": evaluate,
+        "peak_gb": torch.cuda.max_memory_allocated() / 1e9 if device.type == "cuda" else None,
+    }
+    save(args.name, row, device)
+    print({k: (round(v, 4) if isinstance(v, float) else v) for k, v in row.items()})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,96 @@
+"""On a GPU: every fast path equals its plain form."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from opencon.data.augment import Augment
+from opencon.experiments.recipes import get_recipe
+from opencon.experiments.run import build_loader, prepare
+from opencon.config import AugmentConfig, with_settings
+from opencon.optim import build_optimizer
+from opencon.prototypes import ema_update
+from opencon.trainer import fit
+
+pytestmark = pytest.mark.gpu
+CUDA = torch.device("cuda")
+
+
+@pytest.mark.parametrize(("rows", "classes", "dim"), [(512, 100, 128), (0, 3, 16), (1, 1, 5), (300, 7, 100)])
+def test_prototype_kernel_equals_the_rounds(rows, classes, dim):
+    g = torch.Generator().manual_seed(rows)
+    prototypes = F.normalize(torch.randn(classes, dim, generator=g), dim=1).to(CUDA)
+    z = F.normalize(torch.randn(rows, dim, generator=g), dim=1).to(CUDA)
+    labels = torch.randint(-1, classes, (rows,), generator=g).to(CUDA)
+    before = prototypes.clone()
+    plain = ema_update(prototypes, z, labels, momentum=0.9, kernel=False)
+    fast = ema_update(prototypes, z, labels, momentum=0.9)
+    torch.testing.assert_close(fast, plain, atol=2e-6, rtol=0)
+    assert torch.equal(prototypes, before)
+
+
+def test_views_are_the_same_on_both_devices():
+    augment = Augment(AugmentConfig(blur_p=0.5), image_size=32, channels=3)
+    images = torch.randint(0, 256, (64, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    params = augment.draw(64, (32, 32), torch.Generator().manual_seed(1))
+    on_gpu = type(params)(*(None if p is None else p.to(CUDA) for p in params))
+    torch.testing.assert_close(
+        augment.apply(images.to(CUDA), on_gpu).cpu(), augment.apply(images, params), atol=1e-4, rtol=0
+    )
+
+
+def trained(*settings):
+    config = with_settings(get_recipe("digits"), ["train.epochs=8", "method.ramp_epochs=4", *settings])
+    bench = prepare(config, CUDA)
+    optimizer = build_optimizer(bench.method, config.train)
+    scaler = torch.amp.GradScaler("cuda", enabled=False)
+    means = []
+    fit(
+        bench.method,
+        optimizer,
+        build_loader(bench),
+        config.train,
+        features=bench.bank,
+        scaler=scaler,
+        on_epoch=lambda epoch, m: means.append(m),
+    )
+    return means, bench.score("unlabeled", "orca")[0]
+
+
+def test_captured_and_compiled_steps_equal_the_plain_one():
+    """Same random numbers, same arithmetic: the first epochs agree closely, later ones within chaos."""
+    plain, plain_record = trained("train.capture=false", "train.kernels=false")
+    for settings in (["train.capture=true"], ["train.compile=true"]):
+        fast, record = trained(*settings)
+        for a, b in zip(plain[:3], fast[:3], strict=True):
+            assert b["loss"] == pytest.approx(a["loss"], rel=2e-3)
+            assert b["loss_l"] == pytest.approx(a["loss_l"], rel=5e-3)
+        assert abs(record["all"] - plain_record["all"]) < 0.15
+
+
+def test_bf16_stays_close_to_fp32():
+    full, _ = trained("train.precision=fp32")
+    half, _ = trained("train.precision=bf16")
+    assert half[0]["loss"] == pytest.approx(full[0]["loss"], rel=2e-2)
+
+
+def test_fp16_trains():
+    means, record = trained("train.precision=fp16")
+    assert means[-1]["loss"] < means[0]["loss"]
+
+
+def test_step_on_the_gpu_equals_the_cpu():
+    config = with_settings(get_recipe("digits"), [])
+    results = []
+    for device in (torch.device("cpu"), CUDA):
+        bench = prepare(config, device)
+        loader = build_loader(replace(bench, images=bench.images.cpu(), labels=bench.labels.cpu()))
+        batch = loader.batch(loader.draw(0), torch.tensor([0]))
+        moved = type(batch)(tuple(v.to(device) for v in batch.views), batch.labels.to(device), batch.num_labeled)
+        out = bench.method.step(moved)
+        bench.method.after_step(*out.carry)
+        results.append((out.loss.item(), bench.method.prototypes.cpu()))
+    assert results[1][0] == pytest.approx(results[0][0], rel=1e-4)
+    torch.testing.assert_close(results[1][1], results[0][1], atol=1e-4, rtol=0)

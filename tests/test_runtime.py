@@ -1,0 +1,46 @@
+import pytest
+import torch
+
+from opencon.errors import ConfigError
+from opencon.runtime import environment, generator, mix, pick_device, seeded
+
+
+def test_seeded_block_repeats_and_leaves_the_world_alone():
+    torch.manual_seed(5)
+    outside = torch.rand(1)
+    torch.manual_seed(5)
+    with seeded(3):
+        a = torch.rand(4)
+    assert torch.equal(torch.rand(1), outside)
+    with seeded(3):
+        b = torch.rand(4)
+    with seeded(4):
+        c = torch.rand(4)
+    assert torch.equal(a, b)
+    assert not torch.equal(a, c)
+
+
+def test_streams_of_nearby_numbers_are_unrelated():
+    seeds = {mix(seed, epoch, purpose) for seed in range(10) for epoch in range(50) for purpose in range(3)}
+    assert len(seeds) == 1500
+    assert mix(1, 2) != mix(2, 1)
+    assert all(0 <= s < 2**63 for s in seeds)
+    cpu = torch.device("cpu")
+    draws = torch.stack([torch.rand(1000, generator=generator(cpu, 0, epoch)) for epoch in range(2)])
+    assert torch.corrcoef(draws)[0, 1].abs() < 0.1
+
+
+@pytest.mark.parametrize("name", ["gpu0", "mps", "meta"])
+def test_unknown_devices_are_refused(name):
+    with pytest.raises(ConfigError, match="Use auto, cpu, cuda or cuda:N"):
+        pick_device(name)
+
+
+def test_an_absent_gpu_is_said(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    with pytest.raises(ConfigError, match="this machine has 0 CUDA devices"):
+        pick_device("cuda:0")
+
+
+def test_environment_names_what_a_number_depends_on():
+    assert {"opencon", "torch", "python", "device", "cpu", "command"} <= environment(torch.device("cpu")).keys()
