@@ -1,6 +1,6 @@
 """Seconds per epoch of a recipe, with made-up images of the right shape (speed does not depend on what they show).
 
-    python benchmarks/epoch.py cifar100 --epochs 8 [--set train.capture=false] [--profile] [--quick]
+python benchmarks/epoch.py cifar100 --epochs 8 [--set train.capture=false] [--profile] [--quick]
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import statistics
 import time
 
 import torch
-from measure import save
 
+from measure import save
 from opencon.config import with_settings
 from opencon.data.benchmarks import DATASETS, Dataset
 from opencon.data.sources import ImageSet
@@ -38,6 +38,7 @@ def main() -> None:
     parser.add_argument("--set", action="append", default=[], dest="settings")
     parser.add_argument("--num-train", type=int)
     parser.add_argument("--profile", action="store_true")
+    parser.add_argument("--no-cudnn-benchmark", action="store_true")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--name", default="epoch")
     args = parser.parse_args()
@@ -48,6 +49,8 @@ def main() -> None:
     config = with_settings(get_recipe(args.recipe), [f"train.epochs={args.epochs}", *args.settings])
     bench = assemble(config, made_up(config.data.name, args.num_train), device)
     loader, optimizer = build_loader(bench), build_optimizer(bench.method, config.train)
+    bench.method.embedder.fold_frozen()
+    torch.backends.cudnn.benchmark = not args.no_cudnn_benchmark
     ends: list[float] = []
 
     def on_epoch(epoch: int, means: dict[str, float]) -> None:

@@ -12,7 +12,9 @@ from tests.naive.prototypes import naive_ema, naive_seen_score
 
 
 def unit(rows, dim, seed):
-    return F.normalize(torch.randn(rows, dim, generator=torch.Generator().manual_seed(seed), dtype=torch.float64), dim=1)
+    return F.normalize(
+        torch.randn(rows, dim, generator=torch.Generator().manual_seed(seed), dtype=torch.float64), dim=1
+    )
 
 
 @given(seed=st.integers(0, 10_000), rows=st.integers(0, 30), classes=st.integers(1, 8))
@@ -102,7 +104,9 @@ def test_normalized_mean_is_the_best_prototype():
 def test_the_moving_average_settles_near_the_normalized_mean():
     """The running estimate of the paper's Eq. 6 tends to the optimum of Lemma 4.2."""
     center = F.normalize(torch.ones(6, dtype=torch.float64), dim=0)
-    z = F.normalize(center + 0.3 * torch.randn(4000, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64), dim=1)
+    z = F.normalize(
+        center + 0.3 * torch.randn(4000, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64), dim=1
+    )
     moved = ema_update(unit(1, 6, 5), z, torch.zeros(len(z), dtype=torch.long), momentum=0.99)
     angle = math.degrees(math.acos(min(1.0, (moved[0] @ F.normalize(z.mean(dim=0), dim=0)).item())))
     assert angle < 3

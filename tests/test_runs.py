@@ -68,7 +68,8 @@ def test_no_checkpoint_and_a_damaged_one_are_said(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "failure", [OSError(errno.ENOSPC, "No space left on device"), RuntimeError("PytorchStreamWriter failed: write failed")]
+    "failure",
+    [OSError(errno.ENOSPC, "No space left on device"), RuntimeError("PytorchStreamWriter failed: write failed")],
 )
 def test_full_disk_keeps_the_old_checkpoint(tmp_path, monkeypatch, failure):
     run = folder(tmp_path)

@@ -54,7 +54,9 @@ def demo(
     from opencon.experiments.demo import run_demo
     from opencon.runtime import pick_device
 
-    console.print("[bold]Handwritten digits.[/bold] 0-4 are named: half of their images carry a label. 5-9 are not named.")
+    console.print(
+        "[bold]Handwritten digits.[/bold] 0-4 are named: half of their images carry a label. 5-9 are not named."
+    )
     with progress_bar() as callbacks:
         outcome = run_demo(out, pick_device(device), seed=seed, callbacks=callbacks)
     console.print(accuracy_table(outcome.rows, outcome.result))

@@ -111,6 +111,7 @@ class EncoderConfig:
     weights: str | None = None  # a file; None: random
     train_from: str = "all"  # first stage that learns: a stage name, "all" or "head"
     frozen_norm: Literal["batch", "running"] = "batch"  # statistics of frozen batch norms; released: batch
+    fold_frozen: bool = True  # with frozen_norm = "running": batch norms folded into the convolutions before them
     views_together: bool = True  # both views in one forward pass (batch norm sees them together)
     mean: tuple[float, ...] = (0.5,)  # per channel, or one for all
     std: tuple[float, ...] = (0.5,)

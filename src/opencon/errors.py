@@ -30,4 +30,6 @@ class MissingExtraError(OpenConError):
 
     def __init__(self, package: str, extra: str, why: str, cause: BaseException | None = None) -> None:
         reason = f" ({type(cause).__name__}: {cause})" if cause is not None else ""
-        super().__init__(f"{why} needs {package}, which cannot be imported{reason}. Run: pip install 'opencon[{extra}]'")
+        super().__init__(
+            f"{why} needs {package}, which cannot be imported{reason}. Run: pip install 'opencon[{extra}]'"
+        )

@@ -129,9 +129,7 @@ def test_ctrl_c_in_the_middle_of_an_epoch_keeps_the_finished_ones(tmp_path):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        train(
-            small("train.save_seconds=1000", "train.log_every=1"), out, CPU, callbacks=Callbacks(stepped=interrupt)
-        )
+        train(small("train.save_seconds=1000", "train.log_every=1"), out, CPU, callbacks=Callbacks(stepped=interrupt))
     assert RunFolder(out).load_checkpoint()["epochs_done"] == 2
 
 

@@ -6,12 +6,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from opencon.config import AugmentConfig, with_settings
 from opencon.data.augment import Augment
+from opencon.encoders import ENCODERS
 from opencon.experiments.recipes import get_recipe
 from opencon.experiments.run import build_loader, prepare
-from opencon.config import AugmentConfig, with_settings
 from opencon.optim import build_optimizer
 from opencon.prototypes import ema_update
+from opencon.runtime import seeded
 from opencon.trainer import fit
 
 pytestmark = pytest.mark.gpu
@@ -68,6 +70,21 @@ def test_captured_and_compiled_steps_equal_the_plain_one():
             assert b["loss"] == pytest.approx(a["loss"], rel=2e-3)
             assert b["loss_l"] == pytest.approx(a["loss_l"], rel=5e-3)
         assert abs(record["all"] - plain_record["all"]) < 0.15
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-4), (torch.bfloat16, 3e-2)])
+def test_folded_stages_equal_the_plain_ones(dtype, tolerance):
+    with seeded(0):
+        encoder = ENCODERS["resnet18_cifar"].build(3, 32).to(CUDA, memory_format=torch.channels_last)
+        x = torch.randn(64, 3, 32, 32).to(CUDA)
+        encoder(x)  # running statistics that are not 0 and 1
+    encoder.freeze("layer4", "running")
+    encoder.eval()
+    with torch.no_grad(), torch.autocast("cuda", dtype=dtype, enabled=dtype != torch.float32):
+        plain = encoder(x).float()
+        encoder.fold(dtype)
+        folded = encoder(x).float()
+    assert (folded - plain).norm() / plain.norm() < tolerance
 
 
 def test_bf16_stays_close_to_fp32():

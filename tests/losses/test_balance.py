@@ -25,7 +25,9 @@ def test_zero_exactly_at_the_prior():
 def test_collapse_on_one_class_costs_log_of_the_classes():
     logits = torch.zeros(3, 4, dtype=torch.float64)
     logits[:, 0] = 100.0
-    assert kl_to_prior(logits, torch.full((4,), 0.25, dtype=torch.float64)).item() == pytest.approx(math.log(4), abs=1e-3)
+    assert kl_to_prior(logits, torch.full((4,), 0.25, dtype=torch.float64)).item() == pytest.approx(
+        math.log(4), abs=1e-3
+    )
 
 
 def test_it_is_the_mean_prediction_that_counts():

@@ -71,9 +71,6 @@ def naive_step(views, labels, prototypes, config, task, *, novel_weight, epoch_t
     moved = naive_ema(prototypes, np.array(moving_rows), moving_labels, c.momentum)
 
     total = (
-        novel_weight * loss_n
-        + c.weight_labeled * loss_l
-        + c.weight_unlabeled * loss_u
-        + c.weight_prior * loss_prior
+        novel_weight * loss_n + c.weight_labeled * loss_l + c.weight_unlabeled * loss_u + c.weight_prior * loss_prior
     )
     return total, {"loss_n": loss_n, "loss_l": loss_l, "loss_u": loss_u, "loss_prior": loss_prior}, moved

@@ -78,9 +78,7 @@ class TwoStreamLoader:
         self.seed = seed
         self.labeled = torch.nonzero(labels >= 0).flatten()
         self.unlabeled = torch.nonzero(labels < 0).flatten()
-        lead, share = (
-            (self.labeled, self.num_labeled) if self.num_labeled else (self.unlabeled, self.num_unlabeled)
-        )
+        lead, share = (self.labeled, self.num_labeled) if self.num_labeled else (self.unlabeled, self.num_unlabeled)
         self.num_steps = len(lead) // share
 
     def __len__(self) -> int:

@@ -5,6 +5,7 @@ Letters: B images in a batch, F features.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, ClassVar, Literal
 
@@ -37,6 +38,7 @@ class Encoder(nn.Module):
         super().__init__()
         self.num_frozen = 0  # so many of the first stages do not learn
         self.frozen_norm: FrozenNorm = "batch"
+        self.folded: Callable[[Tensor], Tensor] | None = None  # the frozen stages in a faster form, see `fold`
 
     def pool(self, x: Tensor) -> Tensor:
         """Output of the last stage -> (B, F)."""
@@ -44,10 +46,18 @@ class Encoder(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, channels, H, W), normalized -> (B, F)."""
-        for index, name in enumerate(self.stages):
+        first = 0
+        if self.folded is not None:
+            with torch.no_grad():
+                x = self.folded(x)
+            first = self.num_frozen
+        for index, name in enumerate(self.stages[first:], start=first):
             with torch.no_grad() if index < self.num_frozen else nullcontext():
                 x = getattr(self, name)(x)
         return self.pool(x)
+
+    def fold(self, dtype: torch.dtype) -> None:
+        """Prepare a faster form of the frozen stages, if this encoder has one. Call it once their weights are final."""
 
     def named_starts(self) -> dict[str, int]:
         """Every allowed `train_from`: its name to the number of stages frozen before it."""
@@ -70,6 +80,7 @@ class Encoder(nn.Module):
                 f"{did_you_mean(train_from, starts)} Allowed: {', '.join(starts)}."
             )
         self.num_frozen = starts[train_from]
+        self.folded = None
         self.frozen_norm = norm
         for index, name in enumerate(self.stages):
             getattr(self, name).requires_grad_(index >= self.num_frozen)

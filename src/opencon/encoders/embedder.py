@@ -69,6 +69,11 @@ class Embedder(nn.Module):
             return z
         return torch.cat([self(view) for view in views])
 
+    def fold_frozen(self) -> None:
+        """Use the faster form of the frozen stages from now on. Their weights must not change afterwards."""
+        if self.config.fold_frozen:
+            self.encoder.fold(AUTOCAST.get(self.precision, torch.float32))
+
     def _normalized(self, images: Tensor) -> Tensor:
         assert images.is_floating_point(), f"images must be float in [0, 1], got {images.dtype}"
         images = (images - self.mean) / self.std

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -116,6 +117,13 @@ class ResNet(Encoder):
     def pool(self, x: Tensor) -> Tensor:
         """Average over the image."""
         return x.mean(dim=(2, 3))  # (B, F)
+
+    def fold(self, dtype: torch.dtype) -> None:
+        """Fold frozen batch norms into their convolutions, where they use running statistics."""
+        from opencon.encoders.folding import FoldedResNet
+
+        if self.frozen_norm == "running" and self.num_frozen:
+            self.folded = FoldedResNet(self, self.num_frozen, dtype)
 
 
 def _require_large(name: str, image_size: int) -> None:

@@ -103,7 +103,7 @@ def load_weights(module: nn.Module, path: str | Path) -> LoadReport:
         wrong_shape=tuple(wrong_shape),
         resized=tuple(resized),
     )
-    _refuse_misfit(report, found, wanted)
+    _refuse_misfit(report, wanted)
     with torch.no_grad():
         for name, tensor in ready.items():
             wanted[name].copy_(tensor)
@@ -187,7 +187,7 @@ def _is_other_grid(name: str, tensor: Tensor, target: Tensor) -> bool:
     return patches >= 1 and math.isqrt(patches) ** 2 == patches and tensor.shape[::2] == target.shape[::2]
 
 
-def _refuse_misfit(report: LoadReport, found: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> None:
+def _refuse_misfit(report: LoadReport, wanted: Mapping[str, Tensor]) -> None:
     loaded = set(report.loaded)
     lacking = [name for name, tensor in wanted.items() if name not in loaded and tensor.ndim >= 2]
     if not lacking and 2 * len(loaded) >= len(wanted):

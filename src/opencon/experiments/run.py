@@ -77,7 +77,9 @@ def check_fits(config: RunConfig, num_classes: int, num_train: int, *, has_test:
     if config.method.uses_labels:
         check_split(config.split, num_classes, num_train, config.train.batch_size)
     elif config.train.batch_size > num_train:
-        raise ConfigError(f"train.batch_size = {config.train.batch_size} is more than the {num_train} images there are.")
+        raise ConfigError(
+            f"train.batch_size = {config.train.batch_size} is more than the {num_train} images there are."
+        )
     if config.eval.on == "test" and not has_test:
         raise ConfigError(f"{config.data.name} has no held-out test images. Use eval.on=unlabeled.")
     if config.encoder.weights and not Path(config.encoder.weights).is_file():
@@ -131,7 +133,9 @@ class Workbench:
         return record, bank, assignment
 
 
-def prepare(config: RunConfig, device: torch.device, *, split: Split | None = None, download: bool = False) -> Workbench:
+def prepare(
+    config: RunConfig, device: torch.device, *, split: Split | None = None, download: bool = False
+) -> Workbench:
     """Check that the configuration fits, load the data, and assemble."""
     info = dataset_info(config.data, download=download)
     check_fits(config, info.num_classes, info.num_train, has_test=bool(info.num_test))
@@ -223,6 +227,7 @@ def train(
         first_epoch = state["epochs_done"]
         callbacks.say(f"Resuming {out} after {first_epoch} of {config.train.epochs} epochs.")
     folder.forget_metrics_from(first_epoch)
+    bench.method.embedder.fold_frozen()
 
     snapshot: dict[str, Any] = {}
     saved_at = epoch_start = time.perf_counter()
@@ -258,6 +263,8 @@ def train(
         epoch_start = time.perf_counter()
 
     callbacks.started(first_epoch, config.train.epochs, len(loader))
+    # Shapes never change, so trying out convolution algorithms once pays.
+    torch.backends.cudnn.benchmark = True
     try:
         fit(
             bench.method,

@@ -93,8 +93,8 @@ class Method(nn.Module, ABC, Generic[ConfigT]):
     def assign(self, bank: FeatureBank) -> Assignment:
         """A class for every image, once training is over."""
 
-    def before_epoch(self, epoch: Epoch) -> None:  # noqa: B027 (optional verb)
+    def before_epoch(self, epoch: Epoch) -> None:
         """Schedules and re-clustering."""
 
-    def after_step(self, *carry: Tensor) -> None:  # noqa: B027 (optional verb)
+    def after_step(self, *carry: Tensor) -> None:
         """State that no gradient reaches: prototypes, queues, teachers."""

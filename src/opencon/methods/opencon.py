@@ -46,7 +46,9 @@ class OpenConConfig(MethodConfig):
     threshold_from: Literal["batch", "labeled_set"] = "batch"  # labeled images of this batch; paper: all, once an epoch
     decide_on: Literal["first_view", "each_view"] = "first_view"  # whose score and argmax count; paper: each view's own
     novel_reduction: Literal["mean", "sum"] = "mean"  # of L_n over its anchors; paper: sum
-    prototype_members: Literal["novel_argmax", "novel_set"] = "novel_argmax"  # unlabeled that move prototypes; paper: D_n
+    prototype_members: Literal["novel_argmax", "novel_set"] = (
+        "novel_argmax"  # unlabeled that move prototypes; paper: D_n
+    )
     update_views: Literal["first", "all"] = "first"  # which views move prototypes; paper: all
     prior: Literal["unlabeled", "uniform"] | tuple[float, ...] = "unlabeled"  # expected class shares; paper: uniform
     prior_over: Literal["unlabeled", "batch"] = "unlabeled"  # images whose mean prediction is compared; paper: batch

@@ -1,0 +1,115 @@
+"""The frozen part of a ResNet with its batch norms folded into the convolutions.
+
+Where batch norm uses running statistics it is a fixed scale and shift per channel, so it can be multiplied into the weights
+once:
+
+    bn(conv(x)) = conv'(x),   w' = w * g,   b' = beta - mean * g,   g = gamma / sqrt(var + eps)
+
+What is left is convolution + bias (+ shortcut) + ReLU, which cuDNN computes in one pass over memory instead of two or three.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from opencon.encoders.resnet import Block, ResNet
+
+# Tensor cores read channels in eights; the three of an image are padded with zeros.
+CHANNEL_GROUP = 8
+
+
+@dataclass(frozen=True)
+class FoldedConv:
+    """A convolution with the batch norm behind it folded in."""
+
+    weight: Tensor
+    bias: Tensor
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+
+    @classmethod
+    def of(cls, conv: nn.Conv2d, norm: nn.BatchNorm2d, dtype: torch.dtype) -> FoldedConv:
+        """Fold `norm` into `conv`; the weights keep the memory format of `conv`."""
+        assert norm.running_mean is not None
+        assert norm.running_var is not None
+        gain = norm.weight * torch.rsqrt(norm.running_var + norm.eps)  # (out channels,)
+        weight = (conv.weight * gain[:, None, None, None]).detach()
+        bias = (norm.bias - norm.running_mean * gain).detach()
+        missing = -weight.shape[1] % CHANNEL_GROUP
+        weight = F.pad(weight, (0, 0, 0, 0, 0, missing)).to(dtype).contiguous(memory_format=torch.channels_last)
+        assert isinstance(conv.padding, tuple)
+        return cls(weight, bias.to(dtype), conv.stride, conv.padding)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Without activation."""
+        return F.conv2d(x, self.weight, self.bias, self.stride, self.padding)
+
+    def relu(self, x: Tensor, shortcut: Tensor | None = None) -> Tensor:
+        """ReLU of the result, after adding the shortcut if there is one."""
+        if not x.is_cuda:
+            y = self(x)
+            return F.relu(y if shortcut is None else y + shortcut)
+        none = x.new_empty(0)
+        return _conv_relu(x, self.weight, self.bias, none if shortcut is None else shortcut, self.stride, self.padding)
+
+
+# cuDNN's fused calls are unknown to torch.compile; as an operator of our own they are a black box with a known shape.
+@torch.library.custom_op(
+    "opencon::conv_relu",
+    mutates_args=(),
+    device_types="cuda",
+    schema="(Tensor x, Tensor weight, Tensor bias, Tensor shortcut, int[] stride, int[] padding) -> Tensor",
+)
+def _conv_relu(
+    x: Tensor, weight: Tensor, bias: Tensor, shortcut: Tensor, stride: tuple[int, ...], padding: tuple[int, ...]
+) -> Tensor:
+    """ReLU(conv(x) + shortcut) in one pass; an empty shortcut is none."""
+    if shortcut.numel() == 0:
+        return torch.cudnn_convolution_relu(x, weight, bias, stride, padding, (1, 1), 1)
+    return torch.cudnn_convolution_add_relu(x, weight, shortcut, 1.0, bias, stride, padding, (1, 1), 1)
+
+
+@_conv_relu.register_fake
+def _(
+    x: Tensor, weight: Tensor, bias: Tensor, shortcut: Tensor, stride: tuple[int, ...], padding: tuple[int, ...]
+) -> Tensor:
+    return F.conv2d(x, weight, bias, stride, padding)
+
+
+class FoldedResNet:
+    """The first stages of a ResNet, in evaluation mode, for as long as their weights do not change."""
+
+    def __init__(self, resnet: ResNet, num_stages: int, dtype: torch.dtype) -> None:
+        self.dtype = dtype
+        self.stem = FoldedConv.of(resnet.stem.conv1, resnet.stem.bn1, dtype)  # type: ignore[arg-type]
+        self.maxpool = getattr(resnet.stem, "maxpool", None)
+        self.blocks = [
+            _folded_block(block, dtype) for name in resnet.stages[1:num_stages] for block in getattr(resnet, name)
+        ]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """(B, 3, H, W), normalized -> the output of the last folded stage."""
+        x = F.pad(x.to(self.dtype), (0, 0, 0, 0, 0, -x.shape[1] % CHANNEL_GROUP))
+        x = self.stem.relu(x.contiguous(memory_format=torch.channels_last))
+        if self.maxpool is not None:
+            x = self.maxpool(x)
+        for convs, downsample in self.blocks:
+            shortcut = x if downsample is None else downsample(x)
+            for conv in convs[:-1]:
+                x = conv.relu(x)
+            x = convs[-1].relu(x, shortcut)
+        return x
+
+
+def _folded_block(block: Block, dtype: torch.dtype) -> tuple[list[FoldedConv], FoldedConv | None]:
+    convs = [
+        FoldedConv.of(getattr(block, f"conv{i}"), getattr(block, f"bn{i}"), dtype)
+        for i in (1, 2, 3)
+        if hasattr(block, f"conv{i}")
+    ]
+    down = block.downsample
+    return convs, None if down is None else FoldedConv.of(down[0], down[1], dtype)  # type: ignore[index]
