@@ -63,7 +63,7 @@ def test_no_checkpoint_and_a_damaged_one_are_said(tmp_path):
     with pytest.raises(RunError, match="has no checkpoint yet"):
         run.load_checkpoint()
     run.checkpoint.write_bytes(b"not a checkpoint")
-    with pytest.raises(RunError, match="cannot read .*checkpoint.pt"):
+    with pytest.raises(RunError, match=r"cannot read .*checkpoint.pt"):
         run.load_checkpoint()
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -224,7 +224,7 @@ def progress_bar() -> Iterator[Any]:
         yield Callbacks(console.print, started, stepped, epoch_done)
 
 
-def accuracy_table(rows: list[tuple[str, Mapping[str, Any]]], how: Mapping[str, Any]) -> Table:
+def accuracy_table(rows: Sequence[tuple[str, Mapping[str, Any]]], how: Mapping[str, Any]) -> Table:
     """All / novel / seen for several methods, with protocol and images in the title."""
     images = {"unlabeled": "unlabeled training images", "test": "held-out test images"}[how["on"]]
     table = Table(

@@ -26,6 +26,6 @@ def embed_images(
     was_training = method.training
     method.eval()
     try:
-        return torch.cat([embed(view(chunk)) for chunk in images.split(BATCH)])
+        return torch.cat([embed(view(chunk)) for chunk in torch.split(images, BATCH)])
     finally:
         method.train(was_training)

@@ -136,7 +136,7 @@ class Captured:
     def __init__(self, step: TrainStep) -> None:
         self.step = step
         self.calls = 0
-        self.stream = torch.cuda.Stream(step.device)
+        self.stream = torch.cuda.Stream(step.device)  # type: ignore[no-untyped-call, unused-ignore]
         self.graph: torch.cuda.CUDAGraph | None = None
 
     def __call__(self) -> None:

@@ -94,7 +94,7 @@ def test_bf16_stays_close_to_fp32():
 
 
 def test_fp16_trains():
-    means, record = trained("train.precision=fp16")
+    means, _ = trained("train.precision=fp16")
     assert means[-1]["loss"] < means[0]["loss"]
 
 

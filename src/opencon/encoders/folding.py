@@ -54,7 +54,9 @@ class FoldedConv:
             y = self(x)
             return F.relu(y if shortcut is None else y + shortcut)
         none = x.new_empty(0)
-        return _conv_relu(x, self.weight, self.bias, none if shortcut is None else shortcut, self.stride, self.padding)
+        add = none if shortcut is None else shortcut
+        out: Tensor = _conv_relu(x, self.weight, self.bias, add, self.stride, self.padding)
+        return out
 
 
 # cuDNN's fused calls are unknown to torch.compile; as an operator of our own they are a black box with a known shape.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -33,7 +32,7 @@ class Outcome:
     """What the demonstration shows."""
 
     result: dict[str, Any]
-    rows: list[tuple[str, Mapping[str, Any]]]
+    rows: list[tuple[str, dict[str, Any]]]
     groups: list[Group]
     picture: Path
 

@@ -108,7 +108,11 @@ class Workbench:
         bank = self.bank()
         if not self.config.method.uses_labels:
             truth = self.dataset.train.classes
-            record = {"on": "train", "num_images": len(truth), "knn20": knn_accuracy(bank.z.cpu(), truth)}
+            record: dict[str, Any] = {
+                "on": "train",
+                "num_images": len(truth),
+                "knn20": knn_accuracy(bank.z.cpu(), truth),
+            }
             return record, bank, Assignment(torch.full_like(self.labels, -1))
         if on == "test":
             assert self.dataset.test is not None

@@ -72,13 +72,17 @@ class Method(nn.Module, ABC, Generic[ConfigT]):
     """Five verbs: embed, step, after_step, before_epoch, assign."""
 
     kernels: bool = True  # use Triton kernels where there are some; set from TrainConfig
-    reads_nothing: bool = True  # step and after_step make the host wait for nothing, so a GPU can record them
 
     def __init__(self, config: ConfigT, task: Task, embedder: Embedder) -> None:
         super().__init__()
         self.config = config
         self.task = task
         self.embedder = embedder
+
+    @property
+    def reads_nothing(self) -> bool:
+        """Whether step and after_step make the host wait for nothing, so that a GPU can record them."""
+        return True
 
     def embed(self, images: Tensor) -> Tensor:
         """(B, channels, H, W) in [0, 1] -> (B, D), float32, unit length."""
