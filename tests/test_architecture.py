@@ -17,7 +17,7 @@ SOURCE = Path(opencon.__file__).parent
 FLOORS = [
     {"errors", "version"},
     {"registry"},  # config asks it for did-you-mean
-    {"config", "runtime"},
+    {"config", "runtime", "kernels"},  # kernels: opened by prototypes, on a GPU only
     {"losses", "prototypes", "cluster", "metrics", "features", "encoders", "data"},
     {"methods", "class_count", "optim", "runs"},
     {"trainer", "report"},

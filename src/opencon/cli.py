@@ -6,6 +6,7 @@ What a user can fix ends with one sentence and exit code 2; Ctrl-C ends with cod
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
 from opencon.config import RunConfig, to_dict, with_settings
 from opencon.errors import ConfigError, OpenConError
@@ -23,11 +25,22 @@ from opencon.version import __version__
 
 # Heavy rooms (torch, scikit-learn) are imported inside the commands, so that --help answers at once.
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
-console = Console(highlight=False)
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+# What is printed holds paths and names of the user's, in which [brackets] and :colons: mean nothing.
+console = Console(highlight=False, markup=False, emoji=False)
+errors = Console(stderr=True, highlight=False, markup=False, emoji=False, soft_wrap=True)
 
-Out = Annotated[Path | None, typer.Option("--out", help="Folder for the run.")]
-Settings = Annotated[list[str] | None, typer.Option("--set", metavar="A.B=C", help="Change one setting; repeatable.")]
+Out = Annotated[Path | None, typer.Option("--out", help="Folder for the run; default: runs/ and the recipe's name.")]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="A.B=C", help="Change one setting; repeatable. --dry-run shows all of them."),
+]
 Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda or cuda:N.")]
 DataRoot = Annotated[str | None, typer.Option("--data", help="Where the data set's files lie.")]
 Seed = Annotated[int | None, typer.Option("--seed", help="Training seed (the split has its own: split.seed).")]
@@ -44,7 +57,7 @@ def options(version: Annotated[bool, typer.Option("--version", help="Print the v
         raise typer.Exit
 
 
-@app.command()
+@app.command(short_help="Learn five digits, discover five others, in a minute on a CPU.")
 def demo(
     out: Annotated[Path, typer.Option("--out", help="Folder for the run and the picture.")] = Path("runs/demo"),
     seed: Annotated[int, typer.Option("--seed", help="Training seed.")] = 0,
@@ -54,9 +67,7 @@ def demo(
     from opencon.experiments.demo import run_demo
     from opencon.runtime import pick_device
 
-    console.print(
-        "[bold]Handwritten digits.[/bold] 0-4 are named: half of their images carry a label. 5-9 are not named."
-    )
+    console.print("Handwritten digits. 0-4 are named: half of their images carry a label. 5-9 are not named.")
     with progress_bar() as callbacks:
         outcome = run_demo(out, pick_device(device), seed=seed, callbacks=callbacks)
     console.print(accuracy_table(outcome.rows, outcome.result))
@@ -64,17 +75,23 @@ def demo(
     for group in outcome.groups:
         groups.add_row(group.name, str(group.size), group.mostly, f"{group.purity:.1%}")
     console.print(groups)
-    console.print(f"\n{outcome.result['total_seconds']:.0f} s. Picture: {outcome.picture}\nRun folder: {out}")
+    console.print(
+        f"\n{outcome.result['total_seconds']:.0f} s. Picture: {outcome.picture}\nRun folder: {out}", soft_wrap=True
+    )
 
 
-@app.command()
+@app.command(short_help="Train a method on a data set, or resume a run.")
 def train(
     recipe: Annotated[str | None, typer.Argument(help="A recipe (see `opencon list`), such as cifar100.")] = None,
-    config: Annotated[Path | None, typer.Option("--config", help="A TOML file instead of a recipe.")] = None,
+    config: Annotated[
+        Path | None, typer.Option("--config", help="A TOML file of settings instead of a recipe.")
+    ] = None,
     out: Out = None,
     settings: Settings = None,
-    variant: Annotated[str, typer.Option("--variant", help="released or paper.")] = "released",
-    weights: Annotated[str | None, typer.Option("--weights", help="Encoder weights to start from.")] = None,
+    variant: Annotated[
+        str | None, typer.Option("--variant", help="released (as the published code, the default) or paper.")
+    ] = None,
+    weights: Annotated[str | None, typer.Option("--weights", help="File with encoder weights to start from.")] = None,
     data: DataRoot = None,
     seed: Seed = None,
     device: Device = "auto",
@@ -87,13 +104,15 @@ def train(
 
     if (recipe is None) == (config is None):
         raise ConfigError("give a recipe (`opencon list` shows them) or --config FILE, one of the two.")
-    base = read_config(config) if config is not None else get_recipe(recipe or "", variant=variant)
+    if config is not None and variant is not None:
+        raise ConfigError('--variant belongs to a recipe. In a configuration file, write: variant = "paper"')
+    base = read_config(config) if config is not None else get_recipe(recipe or "", variant=variant or "released")
     shortcuts = {"encoder.weights": weights, "data.root": data, "train.seed": seed}
     name = (recipe or config.stem if config else recipe or "").replace("/", "-")
     run(base, shortcuts, settings, out or Path("runs") / name, device, download, tensorboard, dry_run)
 
 
-@app.command()
+@app.command(short_help="Train an encoder without labels (SimCLR).")
 def pretrain(
     recipe: Annotated[str, typer.Argument(help="A data set, such as cifar100.")],
     out: Out = None,
@@ -108,31 +127,42 @@ def pretrain(
     """Train an encoder without labels (SimCLR); its encoder.safetensors is what `train --weights` takes."""
     from opencon.experiments.recipes import get_recipe
 
-    base = get_recipe(recipe, method="simclr")
+    name = recipe.removeprefix("simclr/")
+    if "/" in name:
+        raise ConfigError(f"pretrain takes a data set, not the recipe {recipe!r}. Use: pretrain {name.split('/')[-1]}")
+    base = get_recipe(name, method="simclr")
     shortcuts = {"data.root": data, "train.seed": seed}
-    folder = out or Path("runs") / f"simclr-{recipe.split('/')[-1]}"
+    folder = out or Path("runs") / f"simclr-{name}"
     run(base, shortcuts, settings, folder, device, download, tensorboard, dry_run)
     if not dry_run:
-        console.print(f"Encoder: {folder / 'encoder.safetensors'}")
+        console.print(f"Encoder: {folder / 'encoder.safetensors'}", soft_wrap=True)
 
 
-@app.command()
+@app.command(short_help="Measure a trained run again, under either protocol.")
 def evaluate(
     run_folder: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
-    protocol: Annotated[str | None, typer.Option("--protocol", help="orca or gcd; default: as the run.")] = None,
-    on: Annotated[str | None, typer.Option("--on", help="unlabeled or test; default: as the run.")] = None,
+    protocol: Annotated[
+        str | None, typer.Option("--protocol", help="orca (tables of ORCA and OpenCon) or gcd (tables of GCD).")
+    ] = None,
+    on: Annotated[
+        str | None, typer.Option("--on", help="unlabeled (training images) or test (held-out images).")
+    ] = None,
     data: DataRoot = None,
     device: Device = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     picture: Annotated[Path | None, typer.Option("--picture", help="Also draw the embedding to this PNG.")] = None,
 ) -> None:
-    """Measure a trained run again, under either protocol, on either set of images."""
+    """Measure a trained run again, under either protocol, on either set of images; by default as it was trained."""
     from opencon.experiments.run import evaluate_run
     from opencon.runtime import pick_device
 
+    if picture is not None and not picture.parent.is_dir():
+        raise ConfigError(f"--picture {picture}: there is no folder {picture.parent}. Make it first.")
     record = evaluate_run(run_folder, pick_device(device), protocol=protocol, on=on, data_root=data, picture=picture)
     if as_json:
-        sys.stdout.write(json.dumps(record) + "\n")
+        # JSON has no NaN: a measure over no images (or without seen or novel ones) is null.
+        plain = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()}
+        sys.stdout.write(json.dumps(plain) + "\n")
     else:
         console.print(result_table(record, title=str(run_folder)))
 
@@ -176,12 +206,16 @@ def run(
     config = with_settings(base, [*given, *(settings or [])])
     where = pick_device(device)
     for key, text in {**plan(config, download=download), "device": str(where), "folder": str(out)}.items():
-        console.print(f"[bold]{key:>10}[/bold]  {text}", soft_wrap=True)
+        console.print(Text.assemble((f"{key:>10}", "bold"), f"  {text}"), soft_wrap=True)
     if dry_run:
         console.print_json(json.dumps(to_dict(config)))
         return
-    with progress_bar() as callbacks:
-        result = train_run(config, out, where, callbacks=callbacks, download=download, tensorboard=tensorboard)
+    try:
+        with progress_bar() as callbacks:
+            result = train_run(config, out, where, callbacks=callbacks, download=download, tensorboard=tensorboard)
+    except KeyboardInterrupt:  # typer would end without a word
+        errors.print("opencon: interrupted. The same command resumes from the last finished epoch.")
+        raise typer.Exit(130) from None
     console.print(result_table(result, title=str(out)))
 
 
@@ -221,7 +255,10 @@ def progress_bar() -> Iterator[Any]:
             done = (epoch - shape["first"]) * shape["steps"]
             progress.update(task, completed=done, epoch=epoch, note="  ".join(latest.values()))
 
-        yield Callbacks(console.print, started, stepped, epoch_done)
+        def say(text: str) -> None:
+            console.print(text, soft_wrap=True)
+
+        yield Callbacks(say, started, stepped, epoch_done)
 
 
 def accuracy_table(rows: Sequence[tuple[str, Mapping[str, Any]]], how: Mapping[str, Any]) -> Table:
@@ -238,13 +275,16 @@ def accuracy_table(rows: Sequence[tuple[str, Mapping[str, Any]]], how: Mapping[s
 def result_table(record: Mapping[str, Any], title: str) -> Table:
     """One record as two columns, the protocol and the images first."""
     table = Table("measure", "value", title=title)
-    for key, value in record.items():
+    first = [key for key in FIRST if key in record]
+    for key in [*first, *(key for key in record if key not in FIRST)]:
+        value = record[key]
         share = isinstance(value, float) and key in SHARES
         shown = f"{value:.1%}" if share else f"{value:.4g}" if isinstance(value, float) else str(value)
         table.add_row(key, shown)
     return table
 
 
+FIRST = ("protocol", "on", "num_images", "all", "novel", "seen", "knn20")
 SHARES = {"all", "novel", "seen", "knn20", "auroc", "aupr", "fpr95", "share_novel"}
 
 
@@ -253,8 +293,5 @@ def main(argv: list[str] | None = None) -> None:
     try:
         app(args=argv, standalone_mode=True)
     except OpenConError as err:
-        Console(stderr=True, highlight=False).print(f"opencon: {err}", markup=False, soft_wrap=True)
+        errors.print(f"opencon: {err}")
         sys.exit(2)
-    except KeyboardInterrupt:
-        Console(stderr=True).print("opencon: interrupted. The same command resumes from the last finished epoch.")
-        sys.exit(130)

@@ -246,6 +246,11 @@ def test_what_cannot_work_is_refused_before_anything_is_loaded(settings, message
         plan(small(*settings))
 
 
+def test_frozen_random_weights_are_pointed_out():
+    assert "give --weights" in plan(small("encoder.train_from=head"))["note"]
+    assert "note" not in plan(small())
+
+
 def test_overestimating_the_classes_is_allowed(tmp_path):
     result = train(small("split.num_classes=14"), tmp_path / "run", CPU)
     assert weights(tmp_path / "run")["prototypes"].shape[0] == 14

@@ -14,7 +14,7 @@ from opencon.config import require
 from opencon.encoders.base import Encoder
 
 MIN_SIZE, MAX_SIZE = 8, 64  # pixels
-WIDTHS = (32, 64, 128)  # of the first stages; the following ones stay at the last width
+WIDTHS = (16, 64, 128)  # of the first stages (the first one sees every pixel); later ones stay at the last width
 
 
 class ConvNet(Encoder):

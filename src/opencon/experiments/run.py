@@ -19,7 +19,8 @@ from opencon.data.benchmarks import Dataset, dataset_info, load_dataset
 from opencon.data.loader import TwoStreamLoader
 from opencon.data.split import Split, batch_shares, check_split, make_split
 from opencon.encoders import ENCODERS, build_embedder
-from opencon.errors import ConfigError, MissingExtraError
+from opencon.errors import ConfigError
+from opencon.experiments.keeper import Keeper, tensorboard_writer
 from opencon.experiments.recipes import run_config
 from opencon.features import embed_images
 from opencon.methods import METHODS, Assignment, FeatureBank, Method, Task
@@ -68,6 +69,8 @@ def plan(config: RunConfig, *, download: bool = False) -> dict[str, str]:
         )
         on = {"unlabeled": "the unlabeled training images", "test": "the held-out test images"}[config.eval.on]
         shown["evaluation"] = f"protocol {config.eval.protocol}, on {on}"
+    if encoder.weights is None and encoder.train_from != "all":
+        shown["note"] = "frozen stages with random weights learn nothing: give --weights, or encoder.train_from=all"
     return shown
 
 
@@ -204,72 +207,41 @@ def train(
 ) -> dict[str, Any]:
     """Train into the folder `out`, resuming what is there; returns the final record, which is also in result.json."""
     start = time.perf_counter()
-    make_writer = _tensorboard_writer() if tensorboard else None  # its absence is said before anything is written
-    plain = to_dict(config)
-    folder = RunFolder.open_for_training(out, plain)
-    writer = make_writer(str(out / "tensorboard")) if make_writer else None
+    make_writer = tensorboard_writer() if tensorboard else None  # its absence is said before anything is written
+    folder = RunFolder.open_for_training(out, to_dict(config))
     if folder.has("result.json"):
         callbacks.say(f"{out} is finished already; this is its result.")
         return folder.read_json("result.json")
     split = Split.from_json(folder.read_json("split.json")) if folder.has("split.json") else None
     bench = prepare(config, device, split=split, download=download)
-    if bench.method.embedder.load_report is not None:
-        callbacks.say(str(bench.method.embedder.load_report))
+    for note in (bench.method.embedder.load_report, *bench.dataset.train.problems):
+        if note is not None:
+            callbacks.say(str(note))
     if split is None:
         folder.write_json("split.json", bench.split.to_json())
         folder.write_json("environment.json", environment(device))
+
     loader = build_loader(bench)
     optimizer = build_optimizer(bench.method, config.train)
     scaler = torch.amp.GradScaler(device.type, enabled=config.train.precision == "fp16")
-
-    first_epoch = 0
-    if folder.checkpoint.exists():
-        state = folder.load_checkpoint(plain)
-        bench.method.load_state_dict(state["method"])
-        optimizer.load_state_dict(state["optimizer"])
-        scaler.load_state_dict(state["scaler"])
-        first_epoch = state["epochs_done"]
+    keeper = Keeper(folder, config, {"method": bench.method, "optimizer": optimizer, "scaler": scaler})
+    first_epoch = keeper.resume()
+    if first_epoch:
         callbacks.say(f"Resuming {out} after {first_epoch} of {config.train.epochs} epochs.")
-    folder.forget_metrics_from(first_epoch)
     bench.method.embedder.fold_frozen()
-
-    snapshot: dict[str, Any] = {}
-    saved_at = epoch_start = time.perf_counter()
-
-    def save() -> None:
-        nonlocal saved_at
-        folder.save_checkpoint(snapshot)
-        saved_at = time.perf_counter()
+    torch.backends.cudnn.benchmark = True  # shapes never change, so trying out convolution algorithms once pays
+    writer = make_writer(str(out / "tensorboard")) if make_writer else None
 
     def on_epoch(epoch: int, means: dict[str, float]) -> None:
-        nonlocal snapshot, epoch_start
-        last = epoch + 1 == config.train.epochs
-        record: dict[str, Any] = {"epoch": epoch, "seconds": time.perf_counter() - epoch_start, **means}
-        if last or (epoch + 1) % config.eval.every == 0:
-            record |= bench.score(config.eval.on, config.eval.protocol)[0]
-        folder.append_metrics(record)
+        record = keeper.epoch_done(epoch, means, lambda: bench.score(config.eval.on, config.eval.protocol)[0])
         if writer is not None:
             for name, value in record.items():
                 if isinstance(value, float) and math.isfinite(value):
                     writer.add_scalar(name, value, epoch)
-        # A copy in memory at every epoch, a file now and then: Ctrl-C writes the copy, kill -9 falls back on the file.
-        state = {
-            "config": plain,
-            "epochs_done": epoch + 1,
-            "method": bench.method.state_dict(),
-            "optimizer": optimizer.state_dict(),
-            "scaler": scaler.state_dict(),
-        }
-        snapshot = _copied(state)
-        if last or time.perf_counter() - saved_at > config.train.save_seconds:
-            save()
         callbacks.epoch_done(record)
-        epoch_start = time.perf_counter()
 
     callbacks.started(first_epoch, config.train.epochs, len(loader))
-    # Shapes never change, so trying out convolution algorithms once pays.
-    torch.backends.cudnn.benchmark = True
-    try:
+    with keeper:
         fit(
             bench.method,
             optimizer,
@@ -281,13 +253,8 @@ def train(
             on_step=callbacks.stepped,
             on_epoch=on_epoch,
         )
-    except BaseException:
-        if snapshot:
-            save()
-        raise
-    finally:
-        if writer is not None:
-            writer.close()
+    if writer is not None:
+        writer.close()
 
     result = dict(folder.read_metrics()[-1]) | {"total_seconds": time.perf_counter() - start}
     metadata = {"encoder": config.encoder.name, "method": config.method.name, "data": config.data.name}
@@ -350,20 +317,3 @@ def draw(bench: Workbench, bank: FeatureBank, assignment: Assignment, path: Path
         title=f"{bench.dataset.info.title}: {len(rows):,} of the unlabeled images",
         path=path,
     )
-
-
-def _copied(value: Any) -> Any:
-    """A copy of nested state whose tensors no later step changes."""
-    if isinstance(value, Tensor):
-        return value.detach().clone()
-    if isinstance(value, dict):
-        return {key: _copied(inner) for key, inner in value.items()}
-    return [_copied(inner) for inner in value] if isinstance(value, list) else value
-
-
-def _tensorboard_writer() -> Any:
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except Exception as err:
-        raise MissingExtraError("tensorboard", "tensorboard", "--tensorboard", err) from err
-    return SummaryWriter

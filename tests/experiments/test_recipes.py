@@ -1,0 +1,233 @@
+"""Recipes against the numbers of the paper and of the released code."""
+
+import dataclasses
+import json
+
+import pytest
+
+from opencon.config import differences, to_dict, with_settings
+from opencon.data.benchmarks import DATASETS
+from opencon.encoders import ENCODERS
+from opencon.errors import ConfigError
+from opencon.experiments.recipes import RECIPES, get_recipe, read_config, run_config
+from opencon.methods import METHODS, OpenConConfig
+
+VARIANTS = ("released", "paper")
+BOTH = [(name, variant) for name in RECIPES.names() for variant in VARIANTS]
+
+
+def between_variants(name):
+    """What the paper variant changes: dotted key to (released, paper)."""
+    return differences(*(to_dict(get_recipe(name, variant=variant)) for variant in VARIANTS))
+
+
+PAPER_METHOD = {
+    f"method.{f.name}": (getattr(OpenConConfig(), f.name), getattr(OpenConConfig.paper(), f.name))
+    for f in dataclasses.fields(OpenConConfig)
+    if getattr(OpenConConfig(), f.name) != getattr(OpenConConfig.paper(), f.name)
+}
+
+
+@pytest.mark.parametrize(("name", "variant"), BOTH)
+class TestEveryRecipe:
+    def test_names_things_that_exist(self, name, variant):
+        config = get_recipe(name, variant=variant)
+        method, data = name.split("/")
+        assert config.method.name == method
+        assert config.data.name in DATASETS
+        assert config.data.name in (data, "folder")
+        assert config.encoder.name in ENCODERS
+        assert isinstance(config.method, METHODS[method].config)
+
+    def test_survives_json(self, name, variant):
+        config = get_recipe(name, variant=variant)
+        assert run_config(json.loads(json.dumps(to_dict(config)))) == config
+
+    def test_normalizes_with_the_statistics_of_its_data(self, name, variant):
+        config = get_recipe(name, variant=variant)
+        info = DATASETS[config.data.name].info
+        assert (config.encoder.mean, config.encoder.std) == (info.mean, info.std)
+
+    def test_is_measured_as_the_published_tables_are(self, name, variant):
+        config = get_recipe(name, variant=variant)
+        assert (config.eval.protocol, config.eval.on) == ("orca", "unlabeled")
+        assert (config.split.labeled_ratio, config.split.seed, config.train.seed) == (0.5, 0, 0)
+        assert config.split.num_classes is None  # as many as the data has
+
+    def test_has_a_title_of_one_sentence(self, name, variant):
+        assert RECIPES[name].title.endswith(".")
+        assert "\n" not in RECIPES[name].title
+
+
+# --- the numbers ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "num_seen"), [("cifar10", 5), ("cifar100", 50)])
+def test_cifar_as_released(name, num_seen):
+    config = get_recipe(name)
+    assert config.data.name == name
+    assert config.split.num_seen == num_seen
+    assert (config.encoder.name, config.encoder.train_from) == ("resnet18_cifar", "layer4")
+    assert config.encoder.frozen_norm == "batch"  # batch norms of the frozen part stay in training mode
+    assert (config.encoder.head_hidden, config.encoder.head_dim) == (None, 128)  # Linear(f, f), ReLU, Linear(f, 128)
+    train = config.train
+    assert (train.epochs, train.milestones, train.schedule) == (200, (100, 150), "step")
+    assert (train.batch_size, train.lr, train.momentum, train.weight_decay) == (512, 0.02, 0.9, 5e-4)
+    augment = config.augment
+    assert (augment.size, augment.crop_scale, augment.flip_p) == (None, (0.2, 1.0), 0.5)
+    assert (augment.jitter, augment.jitter_p) == ((0.4, 0.4, 0.4, 0.1), 0.8)
+    assert (augment.gray_p, augment.blur_p) == (0.2, 0.0)
+    assert (augment.rotate, augment.shift, augment.zoom) == (0.0, 0.0, (1.0, 1.0))
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize(("name", "temperature_unlabeled"), [("cifar10", 0.4), ("cifar100", 0.4), ("imagenet100", 0.6)])
+def test_weights_and_temperatures(name, variant, temperature_unlabeled):
+    """Those of table 9 and appendix I, where paper and code agree."""
+    m = get_recipe(name, variant=variant).method
+    assert (m.weight_novel, m.weight_labeled, m.weight_unlabeled, m.weight_prior) == (0.1, 0.2, 1.0, 0.05)
+    assert (m.temperature_novel, m.temperature_labeled) == (0.7, 0.1)
+    assert m.temperature_unlabeled == temperature_unlabeled
+    assert (m.momentum, m.percentile, m.labeled_loss) == (0.9, 70.0, "labeled")
+    assert m.ramp_epochs == (100 if variant == "released" else 0)
+
+
+def test_imagenet_as_released():
+    config = get_recipe("imagenet100")
+    assert config.split.num_seen == 50
+    assert (config.encoder.name, config.encoder.train_from, config.encoder.head_dim) == ("resnet50", "layer4", 128)
+    assert (config.data.image_size, config.augment.size, config.augment.crop_scale) == (256, 224, (0.2, 1.0))
+    train = config.train
+    assert (train.epochs, train.milestones, train.batch_size) == (120, (60, 90), 512)
+    assert (train.lr, train.momentum, train.weight_decay) == (0.01, 0.9, 1e-4)
+
+
+@pytest.mark.parametrize(("name", "num_seen"), [("simclr/cifar10", 5), ("simclr/cifar100", 50)])
+def test_simclr_for_small_images(name, num_seen):
+    config = get_recipe(name)
+    assert config.split.num_seen == num_seen
+    assert (config.encoder.name, config.encoder.train_from) == ("resnet18_cifar", "all")
+    assert config.method.temperature == 0.1
+    train = config.train
+    assert (train.epochs, train.batch_size, train.lr, train.schedule) == (500, 512, 0.4, "cosine")
+    assert (train.momentum, train.weight_decay) == (0.9, 1e-4)
+
+
+def test_digits_stay_small():
+    for name in ("opencon/digits", "simclr/digits"):
+        config = get_recipe(name)
+        assert (config.data.name, config.split.num_seen, config.encoder.name) == ("digits", 5, "convnet")
+        assert config.augment.flip_p == 0  # a mirrored 2 is no 2
+        assert not config.train.compile
+
+
+# --- the variants -----------------------------------------------------------------------------------------------------
+
+
+def test_the_paper_differs_in_nine_settings_of_the_method():
+    assert len(PAPER_METHOD) == 9
+
+
+@pytest.mark.parametrize("name", ["cifar10", "cifar100"])
+def test_what_the_paper_says_otherwise_on_cifar(name):
+    assert between_variants(name) == PAPER_METHOD | {
+        "train.weight_decay": (5e-4, 1e-4),
+        "augment.crop_scale": ([0.2, 1.0], [0.08, 1.0]),
+    }
+
+
+def test_what_the_paper_says_otherwise_on_imagenet():
+    assert between_variants("imagenet100") == PAPER_METHOD | {
+        "train.lr": (0.01, 0.02),
+        "augment.crop_scale": ([0.2, 1.0], [0.08, 1.0]),
+    }
+
+
+def test_the_digits_keep_the_mean():
+    """A sum over the batch would drown the other losses at this batch size; the rest follows the paper."""
+    changed = between_variants("digits")
+    assert changed.keys() == PAPER_METHOD.keys() - {"method.novel_reduction"}
+
+
+def test_pre_training_has_one_variant():
+    for name in ("simclr/cifar10", "simclr/cifar100", "simclr/digits"):
+        assert between_variants(name) == {}
+
+
+# --- names ------------------------------------------------------------------------------------------------------------
+
+
+def test_the_method_may_be_left_out():
+    assert get_recipe("cifar100") == get_recipe("opencon/cifar100")
+    assert get_recipe("cifar100", variant="paper") == get_recipe("opencon/cifar100", variant="paper")
+    assert get_recipe("cifar100", method="simclr") == get_recipe("simclr/cifar100")
+    assert get_recipe("opencon/cifar100", method="simclr").method.name == "opencon"  # what is said counts
+
+
+def test_unknown_names():
+    with pytest.raises(ConfigError, match=r"unknown recipe 'opencon/cifar1000'. Did you mean 'opencon/cifar100'\?"):
+        get_recipe("cifar1000")
+    with pytest.raises(ConfigError, match="--variant 'Paper' must be 'released' or 'paper'"):
+        get_recipe("cifar100", variant="Paper")
+
+
+# --- files ------------------------------------------------------------------------------------------------------------
+
+
+def write(tmp_path, text):
+    path = tmp_path / "mine.toml"
+    path.write_text(text)
+    return path
+
+
+def test_a_file_changes_the_given_keys_only(tmp_path):
+    text = """
+    recipe = "cifar100"
+    variant = "paper"
+    [data]
+    root = "/data"
+    [train]
+    lr = 1
+    milestones = [10, 20]
+    [method]
+    percentile = 50.0
+    """
+    want = with_settings(
+        get_recipe("cifar100", variant="paper"),
+        ["data.root=/data", "train.lr=1", "train.milestones=[10,20]", "method.percentile=50"],
+    )
+    assert read_config(write(tmp_path, text)) == want
+
+
+def test_a_file_that_only_names_a_recipe_is_the_recipe(tmp_path):
+    assert read_config(write(tmp_path, 'recipe = "simclr/digits"')) == get_recipe("simclr/digits")
+
+
+def test_a_file_without_a_recipe_takes_the_defaults(tmp_path):
+    text = """
+    data = { name = "digits" }
+    split = { num_seen = 3 }
+    encoder = { name = "convnet" }
+    train = { epochs = 5 }
+    method = { name = "simclr", temperature = 0.5 }
+    """
+    config = read_config(write(tmp_path, text))
+    assert config.method == METHODS["simclr"].config(temperature=0.5)
+    assert (config.train.epochs, config.train.batch_size) == (5, 512)
+    assert (config.split.num_seen, config.split.labeled_ratio) == (3, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", r"missing setting: method\.name"),
+        ('method = "opencon"', r"missing setting: method\.name"),
+        ('method = { name = "opencon" }', "missing setting: data, split, encoder, train"),
+        ('recipe = "digits"\nmethod = 3', r"missing setting: method\.name"),
+        ('recipe = "digits"\ntrain = 3', "train = 3 must be a section"),
+        ('recipe = "digits"\n[train]\nmilestones = 3', "train.milestones = 3 must be a list"),
+    ],
+)
+def test_files_that_cannot_be_used(tmp_path, text, message):
+    with pytest.raises(ConfigError, match=message):
+        read_config(write(tmp_path, text))
