@@ -1,6 +1,6 @@
 """The demonstration over five seeds: OpenCon on the digits beside k-means on their pixels.
 
-    python benchmarks/digits.py [--seeds 5] [--quick]
+python benchmarks/digits.py [--seeds 5] [--quick]
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import tempfile
 from pathlib import Path
 
 import torch
-from measure import save
 
+from measure import save
 from opencon.config import with_settings
 from opencon.experiments.demo import pixel_kmeans
 from opencon.experiments.recipes import get_recipe

@@ -175,7 +175,7 @@ def test_train_then_the_same_command_again(capsys, tmp_path):
 def test_protocol_and_images_stand_before_the_numbers(capsys, finished):
     for args in (("train", "digits", "--out", finished, *SMALL), ("evaluate", finished)):
         rows = list(cells(works(capsys, *args).out))
-        assert rows[:6] == ["protocol", "on", "num_images", "all", "novel", "seen"]
+        assert rows[:7] == ["protocol", "on", "num_images", "seed", "all", "novel", "seen"]
 
 
 def test_evaluate_under_both_protocols(capsys, finished):
@@ -348,7 +348,7 @@ def test_config_without_a_recipe(capsys, tmp_path):
         ("\xff", "is not valid TOML"),
         ('recipe = "digits"\n[train]\nepoch = 1', "unknown setting 'train.epoch'. Did you mean 'epochs'?"),
         ('recipe = "digits"\nepochs = 1', "unknown setting 'epochs'"),
-        ('recipe = "digit"', "unknown recipe 'opencon/digit'. Did you mean 'opencon/digits'?"),
+        ('recipe = "digit"', "unknown recipe 'digit'. Did you mean 'opencon/digits'?"),
         ('recipe = "digits"\nvariant = "mine"', "--variant 'mine' must be 'released' or 'paper'"),
         ('recipe = "digits"\n[train]\nepochs = "many"', "train.epochs = 'many' must be a whole number"),
         (COMPLETE.replace('name = "opencon"', 'name = "openco"'), "unknown method 'openco'. Did you mean 'opencon'?"),
@@ -374,8 +374,8 @@ def test_config_that_is_not_there(capsys, tmp_path):
     [
         (["train"], "give a recipe (`opencon list` shows them) or --config FILE, one of the two"),
         (["train", "digits", "--config", "a.toml"], "one of the two"),
-        (["train", "digitz"], "unknown recipe 'opencon/digitz'. Did you mean 'opencon/digits'? Known: opencon/cifar10"),
-        (["pretrain", "digitz"], "unknown recipe 'simclr/digitz'. Did you mean 'simclr/digits'?"),
+        (["train", "digitz"], "unknown recipe 'digitz'. Did you mean 'opencon/digits'? Known: opencon/cifar10"),
+        (["pretrain", "digitz"], "unknown recipe 'digitz'. Did you mean 'simclr/digits'?"),
         (["pretrain", "opencon/digits"], "not the recipe 'opencon/digits'. Use: pretrain digits"),
         (["train", "digits", "--variant", "nonsense"], "--variant 'nonsense' must be 'released' or 'paper'"),
         (["train", "digits", "--device", "nonsense"], "--device 'nonsense' is not a device. Use auto, cpu, cuda or"),

@@ -217,6 +217,7 @@ def run(
         errors.print("opencon: interrupted. The same command resumes from the last finished epoch.")
         raise typer.Exit(130) from None
     console.print(result_table(result, title=str(out)))
+    console.print(f"Measure it again, or otherwise: opencon evaluate {out}", soft_wrap=True)
 
 
 @contextmanager
@@ -246,7 +247,8 @@ def progress_bar() -> Iterator[Any]:
             progress.update(task, completed=(epoch - shape["first"]) * shape["steps"] + steps)
 
         def epoch_done(record: dict[str, Any]) -> None:
-            latest["loss"] = f"loss {record['loss']:.3f}"
+            terms = [f"{key[5:]} {value:.2f}" for key, value in record.items() if key.startswith("loss_")]
+            latest["loss"] = f"loss {record['loss']:.2f}" + (f" ({', '.join(terms)})" if terms else "")
             if "all" in record:
                 latest["acc"] = f"all {record['all']:.1%} novel {record['novel']:.1%} seen {record['seen']:.1%}"
             if "knn20" in record:
@@ -284,7 +286,7 @@ def result_table(record: Mapping[str, Any], title: str) -> Table:
     return table
 
 
-FIRST = ("protocol", "on", "num_images", "all", "novel", "seen", "knn20")
+FIRST = ("protocol", "on", "num_images", "seed", "all", "novel", "seen", "knn20")
 SHARES = {"all", "novel", "seen", "knn20", "auroc", "aupr", "fpr95", "share_novel"}
 
 

@@ -45,18 +45,17 @@ class RunFolder:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as err:
             raise RunError(f"cannot create the run folder {path} ({err.strerror}). Give another --out.") from err
-        if (path / "config.json").exists():
-            changed = differences(folder.read_json("config.json"), config)
+        if (path / "split.json").exists():  # written once a run has really started
+            changed = _changes(folder.read_json("config.json"), config)
             if changed:
                 lines = "\n".join(f"  {k}: {old!r} in the run, {new!r} now" for k, (old, new) in changed.items())
                 raise ConfigError(
                     f"{path} holds a run with other settings:\n{lines}\n"
                     f"Start over in a new folder (--out), or put the settings back to resume."
                 )
-        elif any(path.iterdir()):
+        elif any(entry.name != "config.json" for entry in path.iterdir()):
             raise RunError(f"{path} is not empty and holds no run. Give an empty or a new folder with --out.")
-        else:
-            folder.write_json("config.json", config)
+        folder.write_json("config.json", config)
         return folder
 
     @classmethod
@@ -117,7 +116,7 @@ class RunFolder:
             state: dict[str, Any] = torch.load(self.checkpoint, map_location="cpu", weights_only=True)
         except Exception as err:  # torch raises many kinds for a damaged file
             raise RunError(f"cannot read {self.checkpoint} ({err}). Delete it to start this run over.") from err
-        changed = differences(state["config"], config) if config is not None else {}
+        changed = _changes(state["config"], config) if config is not None else {}
         if changed:
             lines = "\n".join(f"  {k}: {old!r} in the checkpoint, {new!r} now" for k, (old, new) in changed.items())
             raise ConfigError(
@@ -140,6 +139,11 @@ class RunFolder:
         finally:
             with contextlib.suppress(OSError):
                 partial.unlink(missing_ok=True)
+
+
+def _changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """The settings that make another run of it; data that were moved do not."""
+    return {key: both for key, both in differences(old, new).items() if key != "data.root"}
 
 
 def _to_json(data: Mapping[str, Any], indent: int | None = None) -> str:

@@ -113,8 +113,8 @@ class TrainStep:
         if parts:
             name, step = min(parts.items(), key=lambda item: item[1])
             raise DivergedError(
-                f"{name} was not a finite number at epoch {epoch}, step {step}. The run is stopped; its last "
-                f"checkpoint is from before. Lower train.lr, or use train.precision=fp32 if it was lower."
+                f"{name} was not a finite number at epoch {epoch}, step {step}. The run is stopped; a "
+                f"checkpoint, if it has one, is from before. In a new folder, lower train.lr, or use train.precision=fp32."
             )
 
     def means(self) -> dict[str, float]:

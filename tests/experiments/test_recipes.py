@@ -10,7 +10,7 @@ from opencon.data.benchmarks import DATASETS
 from opencon.encoders import ENCODERS
 from opencon.errors import ConfigError
 from opencon.experiments.recipes import RECIPES, get_recipe, read_config, run_config
-from opencon.methods import METHODS, OpenConConfig
+from opencon.methods import METHODS, OpenConConfig, SimCLRConfig
 
 VARIANTS = ("released", "paper")
 BOTH = [(name, variant) for name in RECIPES.names() for variant in VARIANTS]
@@ -165,7 +165,7 @@ def test_the_method_may_be_left_out():
 
 
 def test_unknown_names():
-    with pytest.raises(ConfigError, match=r"unknown recipe 'opencon/cifar1000'. Did you mean 'opencon/cifar100'\?"):
+    with pytest.raises(ConfigError, match=r"unknown recipe 'cifar1000'. Did you mean 'opencon/cifar100'\?"):
         get_recipe("cifar1000")
     with pytest.raises(ConfigError, match="--variant 'Paper' must be 'released' or 'paper'"):
         get_recipe("cifar100", variant="Paper")
@@ -220,10 +220,10 @@ def test_a_file_without_a_recipe_takes_the_defaults(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", r"missing setting: method\.name"),
-        ('method = "opencon"', r"missing setting: method\.name"),
+        ("", r"method\.name is missing or not text"),
+        ('method = "opencon"', r"method\.name is missing or not text"),
         ('method = { name = "opencon" }', "missing setting: data, split, encoder, train"),
-        ('recipe = "digits"\nmethod = 3', r"missing setting: method\.name"),
+        ('recipe = "digits"\nmethod = 3', r"method\.name is missing or not text"),
         ('recipe = "digits"\ntrain = 3', "train = 3 must be a section"),
         ('recipe = "digits"\n[train]\nmilestones = 3', "train.milestones = 3 must be a list"),
     ],
@@ -231,3 +231,36 @@ def test_a_file_without_a_recipe_takes_the_defaults(tmp_path):
 def test_files_that_cannot_be_used(tmp_path, text, message):
     with pytest.raises(ConfigError, match=message):
         read_config(write(tmp_path, text))
+
+
+def test_a_run_s_own_config_can_be_given_back(tmp_path):
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(to_dict(get_recipe("digits"))))
+    assert read_config(file) == get_recipe("digits")
+    file.write_text("{")
+    with pytest.raises(ConfigError, match="is not valid JSON"):
+        read_config(file)
+
+
+def test_another_method_on_a_recipe_starts_from_its_own_settings(tmp_path):
+    file = tmp_path / "c.toml"
+    file.write_text('recipe = "digits"\n[method]\nname = "simclr"\ntemperature = 0.3\n')
+    config = read_config(file)
+    assert config.method == SimCLRConfig(temperature=0.3)
+    assert config.data == get_recipe("digits").data
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("recipe = 3", "recipe = 3 must be the name of a recipe"),
+        ("[method]\nname = 3", "method.name is missing or not text"),
+        ("[data]\nname = 'digits'", "method.name is missing or not text"),
+        ("recipe = 'photos'", "Images of your own: --config FILE"),
+    ],
+)
+def test_wrong_kinds_are_refused(tmp_path, text, message):
+    file = tmp_path / "c.toml"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=message):
+        read_config(file)

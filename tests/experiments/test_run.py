@@ -79,6 +79,7 @@ def test_a_run_writes_down_everything(finished):
     assert ["all" in r for r in records] == [False, True, False, True]
     assert {"loss", "loss_n", "loss_l", "loss_u", "loss_prior", "share_novel", "seconds"} <= records[0].keys()
     assert (result["protocol"], result["on"], result["num_images"]) == ("orca", "unlabeled", 1332)
+    assert result["seed"] == 0
     assert result["all"] > 0.3  # ten classes: chance is far below
 
 

@@ -30,7 +30,7 @@ class ConvNet(Encoder):
         require(
             MIN_SIZE <= image_size <= MAX_SIZE,
             f"encoder 'convnet' takes images of {MIN_SIZE} to {MAX_SIZE} pixels, but these have {image_size}. "
-            f"Resize the images, or use encoder 'resnet18' for large ones.",
+            f"Resize the images (data.image_size=32 for your own), or use encoder 'resnet18' for large ones.",
         )
         self.in_channels = in_channels
         num_stages = math.ceil(math.log2(image_size))

@@ -6,6 +6,7 @@ published numbers) or `paper` (the text of the paper where it differs).
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -27,7 +28,7 @@ from opencon.config import (
 from opencon.data.benchmarks import DATASETS
 from opencon.errors import ConfigError
 from opencon.methods import METHODS, OpenConConfig, SimCLRConfig
-from opencon.registry import Registry
+from opencon.registry import Registry, did_you_mean
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -176,28 +177,40 @@ def get_recipe(name: str, *, variant: str = "released", method: str = "opencon")
     """The RunConfig of a recipe; `cifar100` is short for `opencon/cifar100`."""
     require(variant in ("released", "paper"), f"--variant {variant!r} must be 'released' or 'paper'.")
     full = name if "/" in name else f"{method}/{name}"
+    if full not in RECIPES:
+        own = ' Images of your own: --config FILE with data.name = "folder" (docs/quickstart.md).'
+        hint = did_you_mean(full, RECIPES.names())
+        raise ConfigError(f"unknown recipe {name!r}.{hint} Known: {', '.join(RECIPES.names())}.{own}")
     return RECIPES[full].build("paper" if variant == "paper" else "released")
 
 
 def run_config(data: Mapping[str, Any]) -> RunConfig:
     """A RunConfig from plain data (a run's config.json, or a file); method.name picks the method's settings."""
     method = data.get("method")
-    require(isinstance(method, Mapping) and "name" in method, "missing setting: method.name.")
+    named = isinstance(method, Mapping) and isinstance(method.get("name"), str)
+    require(named, "method.name is missing or not text: it says which method's settings these are.")
     return from_dict(RunConfig, data, method=METHODS[method["name"]].config)  # type: ignore[index]
 
 
 def read_config(path: Path) -> RunConfig:
-    """A RunConfig from a TOML file; `recipe = "cifar100"` at its top starts from a recipe and changes the given keys."""
+    """A RunConfig from a TOML or JSON file; `recipe = "cifar100"` at its top starts from a recipe and changes given keys."""
     try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        data = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
     except OSError as err:
         raise ConfigError(f"cannot read the configuration {path} ({err.strerror}).") from err
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as err:
-        raise ConfigError(f"{path} is not valid TOML: {err}.") from err
+    except (tomllib.TOMLDecodeError, json.JSONDecodeError, UnicodeDecodeError) as err:
+        kind = "JSON" if path.suffix == ".json" else "TOML"
+        raise ConfigError(f"{path} is not valid {kind}: {err}.") from err
+    require(isinstance(data, dict), f"{path} must hold sections with settings.")
     recipe, variant = data.pop("recipe", None), data.pop("variant", "released")
     if recipe is None:
         return run_config(data)
-    return run_config(_merged(to_dict(get_recipe(recipe, variant=variant)), data))
+    require(isinstance(recipe, str), f"recipe = {recipe!r} must be the name of a recipe.")
+    base, method = to_dict(get_recipe(recipe, variant=variant)), data.get("method", {})
+    if isinstance(method, Mapping) and method.get("name", base["method"]["name"]) != base["method"]["name"]:
+        base["method"] = {}  # another method has settings of its own
+    return run_config(_merged(base, data))
 
 
 def _merged(base: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:

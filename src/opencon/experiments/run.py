@@ -32,6 +32,7 @@ from opencon.runtime import environment, seeded
 from opencon.trainer import fit
 
 NUM_VIEWS = 2
+MOST_PROBLEMS = 10  # files set aside that are named one by one
 MOST_DRAWN = 1000  # images in a picture: more hide each other, and t-SNE takes its time
 
 
@@ -113,6 +114,7 @@ class Workbench:
             truth = self.dataset.train.classes
             record: dict[str, Any] = {
                 "on": "train",
+                "seed": self.config.train.seed,
                 "num_images": len(truth),
                 "knn20": knn_accuracy(bank.z.cpu(), truth),
             }
@@ -137,7 +139,7 @@ class Workbench:
             on=on,
             novelty=novelty,
         )
-        return record, bank, assignment
+        return record | {"seed": self.config.train.seed}, bank, assignment
 
 
 def prepare(
@@ -214,9 +216,13 @@ def train(
         return folder.read_json("result.json")
     split = Split.from_json(folder.read_json("split.json")) if folder.has("split.json") else None
     bench = prepare(config, device, split=split, download=download)
-    for note in (bench.method.embedder.load_report, *bench.dataset.train.problems):
-        if note is not None:
-            callbacks.say(str(note))
+    if bench.method.embedder.load_report is not None:
+        callbacks.say(str(bench.method.embedder.load_report))
+    problems = bench.dataset.train.problems
+    for problem in problems[:MOST_PROBLEMS]:
+        callbacks.say(problem)
+    if len(problems) > MOST_PROBLEMS:
+        callbacks.say(f"... and {len(problems) - MOST_PROBLEMS} more files were set aside.")
     if split is None:
         folder.write_json("split.json", bench.split.to_json())
         folder.write_json("environment.json", environment(device))
@@ -292,6 +298,8 @@ def evaluate_run(
     changes = {"eval.protocol": protocol, "eval.on": on}
     bench = open_run(out, device, data_root=data_root, settings=[f"{k}={v}" for k, v in changes.items() if v])
     how = bench.config.eval
+    if (protocol or on) and not bench.config.method.uses_labels:
+        raise ConfigError(f"{bench.config.method.name} looks at no label: it has a 20-NN accuracy, and no protocol.")
     record, bank, assignment = bench.score(how.on, how.protocol)
     if picture is not None:
         draw(bench, bank, assignment, picture)
