@@ -7,6 +7,7 @@ export OMP_WAIT_POLICY := PASSIVE
 .PHONY: demo test test-slow test-gpu lint types bench clean
 
 demo: .venv/ready
+	rm -rf runs/demo
 	$(BIN)/opencon demo --out runs/demo
 
 test: .venv/ready

@@ -4,7 +4,7 @@ from torch import nn
 
 from opencon.config import TrainConfig
 from opencon.errors import ConfigError
-from opencon.optim import build_optimizer, learning_rate
+from opencon.optim import build_optimizer, learning_rate, restore, set_learning_rate
 
 
 def test_step_schedule_divides_by_ten_at_the_milestones():
@@ -52,3 +52,22 @@ def test_weight_decay_and_momentum_reach_the_update():
         optimizer.step()
     # v1 = 1.2, w1 = 1.88; v2 = 0.6 + 1 + 0.188 = 1.788, w2 = 1.7012
     assert net.weight.item() == pytest.approx(1.7012)
+
+
+def test_restoring_brings_momentum_back_and_leaves_the_rate_where_it_lives():
+    """A recorded step reads its rate from one tensor: loading must not put another in its place."""
+    config = TrainConfig(epochs=1, lr=0.1)
+    first, second = nn.Linear(2, 1), nn.Linear(2, 1)
+    old = build_optimizer(first, config)
+    first(torch.ones(1, 2)).sum().backward()
+    old.step()
+    new = build_optimizer(second, config)
+    place = torch.tensor(0.1)
+    new.param_groups[0].update(lr=place, fused=True)
+    restore(new, old.state_dict())
+    assert new.param_groups[0]["lr"] is place
+    assert new.param_groups[0]["fused"] is True
+    set_learning_rate(new, 0.05)
+    assert float(place) == pytest.approx(0.05)
+    buffers = [new.state[p]["momentum_buffer"] for p in second.parameters()]
+    torch.testing.assert_close(buffers, [old.state[p]["momentum_buffer"] for p in first.parameters()])

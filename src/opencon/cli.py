@@ -68,7 +68,7 @@ def demo(
     from opencon.runtime import pick_device
 
     console.print("Handwritten digits. 0-4 are named: half of their images carry a label. 5-9 are not named.")
-    with progress_bar() as callbacks:
+    with resumable(), progress_bar() as callbacks:
         outcome = run_demo(out, pick_device(device), seed=seed, callbacks=callbacks)
     console.print(accuracy_table(outcome.rows, outcome.result))
     groups = Table("new group", "images", "mostly the digit", "share of the group", title="What was discovered")
@@ -210,14 +210,20 @@ def run(
     if dry_run:
         console.print_json(json.dumps(to_dict(config)))
         return
-    try:
-        with progress_bar() as callbacks:
-            result = train_run(config, out, where, callbacks=callbacks, download=download, tensorboard=tensorboard)
-    except KeyboardInterrupt:  # typer would end without a word
-        errors.print("opencon: interrupted. The same command resumes from the last finished epoch.")
-        raise typer.Exit(130) from None
+    with resumable(), progress_bar() as callbacks:
+        result = train_run(config, out, where, callbacks=callbacks, download=download, tensorboard=tensorboard)
     console.print(result_table(result, title=str(out)))
     console.print(f"Measure it again, or otherwise: opencon evaluate {out}", soft_wrap=True)
+
+
+@contextmanager
+def resumable() -> Iterator[None]:
+    """Ctrl-C inside ends with a word and code 130; typer alone would say nothing."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        errors.print("opencon: interrupted. The same command resumes from the last finished epoch.")
+        raise typer.Exit(130) from None
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import nn
@@ -38,6 +39,18 @@ def learning_rate(config: TrainConfig, epoch: int) -> float:
     if epoch < config.warmup_epochs:
         lr *= (epoch + 1) / config.warmup_epochs
     return lr
+
+
+def restore(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+    """Load what the optimizer has gathered (momentum), and keep its own rates and switches.
+
+    Those belong to the configuration and to this machine: a saved rate would come back as a tensor on the CPU, which a
+    recorded step reads once and never again.
+    """
+    own = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
+    optimizer.load_state_dict(state)
+    for group, settings in zip(optimizer.param_groups, own, strict=True):
+        group.update(settings)
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:

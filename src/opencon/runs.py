@@ -1,6 +1,6 @@
 """The run folder: what was asked, what was split, what was measured, where it stands.
 
-    config.json        the RunConfig, written before anything is computed
+    config.json        the RunConfig, written once all is prepared and before anything is trained
     split.json         which images are labeled
     environment.json   versions, hardware, command
     metrics.jsonl      one line an epoch
@@ -28,6 +28,9 @@ from torch import Tensor
 from opencon.config import differences
 from opencon.errors import ConfigError, RunError
 
+# Settings that may change when a run is resumed: where files lie, and how often it looks, measures and saves.
+HARMLESS = {"data.root", "encoder.weights", "train.log_every", "train.save_seconds", "eval.every"}
+
 
 class RunFolder:
     """One folder on disk, the only place that writes to it."""
@@ -45,7 +48,7 @@ class RunFolder:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as err:
             raise RunError(f"cannot create the run folder {path} ({err.strerror}). Give another --out.") from err
-        if (path / "split.json").exists():  # written once a run has really started
+        if (path / "config.json").exists():
             changed = _changes(folder.read_json("config.json"), config)
             if changed:
                 lines = "\n".join(f"  {k}: {old!r} in the run, {new!r} now" for k, (old, new) in changed.items())
@@ -53,9 +56,8 @@ class RunFolder:
                     f"{path} holds a run with other settings:\n{lines}\n"
                     f"Start over in a new folder (--out), or put the settings back to resume."
                 )
-        elif any(entry.name != "config.json" for entry in path.iterdir()):
+        elif any(path.iterdir()):
             raise RunError(f"{path} is not empty and holds no run. Give an empty or a new folder with --out.")
-        folder.write_json("config.json", config)
         return folder
 
     @classmethod
@@ -142,8 +144,8 @@ class RunFolder:
 
 
 def _changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """The settings that make another run of it; data that were moved do not."""
-    return {key: both for key, both in differences(old, new).items() if key != "data.root"}
+    """The settings that make another run of it."""
+    return {key: both for key, both in differences(old, new).items() if key not in HARMLESS}
 
 
 def _to_json(data: Mapping[str, Any], indent: int | None = None) -> str:

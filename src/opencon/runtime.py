@@ -31,6 +31,8 @@ def pick_device(name: str = "auto") -> torch.device:
         raise ConfigError(f"--device {name!r} is not supported. Use auto, cpu, cuda or cuda:N.")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise ConfigError(f"--device {name!r}: this machine has {torch.cuda.device_count()} CUDA devices. Use cpu.")
+    if device.type == "cuda":
+        torch.cuda.set_device(device)  # streams and Triton kernels go to the current one
     return device
 
 
@@ -44,7 +46,7 @@ def has_triton() -> bool:
 def seeded(*seed: int) -> Iterator[None]:
     """Run a block (building a network, say) from a seed, and leave the global random state as it was."""
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(mix(*seed))
+        torch.default_generator.manual_seed(mix(*seed))  # torch.manual_seed would reseed the GPUs too
         yield
 
 
@@ -89,10 +91,13 @@ def _cpu_name() -> str:
 
 def _commit() -> str | None:
     """The revision of a checkout this package runs from, None for an installed package."""
-    here = Path(__file__).resolve().parent
+    here = Path(__file__).resolve()
+
+    def git(*words: str) -> str:
+        found = subprocess.run(["git", *words], cwd=here.parent, capture_output=True, text=True, timeout=5, check=True)
+        return found.stdout.strip()
+
     with contextlib.suppress(OSError, subprocess.SubprocessError):
-        found = subprocess.run(
-            ["git", "describe", "--always", "--dirty"], cwd=here, capture_output=True, text=True, timeout=5, check=True
-        )
-        return found.stdout.strip() or None
+        git("ls-files", "--error-unmatch", here.name)  # an environment inside another checkout is not that checkout
+        return git("describe", "--always", "--dirty") or None
     return None

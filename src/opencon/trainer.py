@@ -46,6 +46,7 @@ def fit(
                 step.check(epoch)
                 on_step(epoch, index + 1)
         step.check(epoch)
+        check_weights(method, epoch)
         on_epoch(epoch, step.means())
 
 
@@ -154,6 +155,16 @@ class Captured:
             with torch.cuda.graph(self.graph, stream=self.stream):
                 self.step()
         self.graph.replay()
+
+
+def check_weights(method: Method[Any], epoch: int) -> None:
+    """Stop before weights that are not finite are kept: the last step's gradient shows in no loss yet (host sync)."""
+    learning = [p.detach() for p in method.parameters() if p.requires_grad]
+    if not bool(torch.stack(torch._foreach_norm(learning)).isfinite().all()):  # type: ignore[attr-defined, unused-ignore]
+        raise DivergedError(
+            f"the weights are not finite after epoch {epoch}. The run is stopped; a checkpoint, if it has one, is from "
+            f"before. In a new folder, lower train.lr, or use train.precision=fp32."
+        )
 
 
 def leaves(tree: Any) -> list[Tensor]:

@@ -66,3 +66,12 @@ def test_freezing_anew_forgets_the_folded_form():
     encoder.fold(torch.float32)
     encoder.freeze("layer3", "running")
     assert encoder.folded is None
+
+
+@pytest.mark.parametrize("change", [lambda e: e.load_state_dict(e.state_dict()), lambda e: e.double()])
+def test_new_or_moved_weights_forget_the_folded_form(change):
+    encoder = ENCODERS["resnet18_cifar"].build(3, 16)
+    encoder.freeze("layer4", "running")
+    encoder.fold(torch.float32)
+    change(encoder)
+    assert encoder.folded is None

@@ -106,15 +106,17 @@ def test_a_picture_is_drawn(shown):
     assert shown.outcome.picture.read_bytes().startswith(b"\x89PNG")
 
 
-def test_again_into_the_same_folder_with_another_seed(shown, tmp_path):
+def test_again_shows_what_is_there_and_another_seed_is_refused(shown, tmp_path):
     first = run_demo(tmp_path / "run", CPU)
-    again = run_demo(tmp_path / "run", CPU, seed=1)
     timeless = {"seconds", "total_seconds"}
     assert {k: v for k, v in first.result.items() if k not in timeless} == {
         k: v for k, v in shown.outcome.result.items() if k not in timeless
     }
-    assert again.result["loss"] != first.result["loss"]
-    assert open_run(tmp_path / "run", CPU).config.train.seed == 1
+    again = run_demo(tmp_path / "run", CPU)
+    assert again.result == first.result
+    assert again.groups == first.groups
+    with pytest.raises(OpenConError, match=r"train.seed: 0 in the run, 1 now"):
+        run_demo(tmp_path / "run", CPU, seed=1)
 
 
 def test_a_folder_with_other_things_is_refused_and_left_alone(tmp_path):

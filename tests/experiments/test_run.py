@@ -146,11 +146,51 @@ def test_other_settings_do_not_continue_a_run(finished):
         train(small("train.lr=0.5"), finished[0], CPU)
 
 
+def test_a_start_that_failed_leaves_the_folder_free(tmp_path):
+    """Nothing was computed, so the corrected command may have the folder."""
+    with pytest.raises(ConfigError, match="is not a stage"):
+        train(small("encoder.train_from=conv9"), tmp_path / "run", CPU)
+    train(small("train.epochs=1"), tmp_path / "run", CPU)
+
+
+def test_resuming_needs_no_weights_file_and_may_save_more_often(tmp_path):
+    weights_file = tmp_path / "encoder.safetensors"
+    train(replace(small("train.epochs=1"), method=SimCLRConfig()), tmp_path / "pre", CPU)
+    shutil.copy(tmp_path / "pre/encoder.safetensors", weights_file)
+
+    def interrupt(record):
+        raise KeyboardInterrupt
+
+    config = small(f"encoder.weights={weights_file}")
+    with pytest.raises(KeyboardInterrupt):
+        train(config, tmp_path / "run", CPU, callbacks=Callbacks(epoch_done=interrupt))
+    weights_file.unlink()
+    result = train(with_settings(config, ["train.save_seconds=5"]), tmp_path / "run", CPU)
+    assert result["epoch"] == 3
+
+
+def test_weights_that_are_not_finite_are_never_kept(tmp_path, monkeypatch):
+    """A gradient of the last step shows in no loss of its epoch."""
+    plain_after, calls = OpenCon.after_step, []
+
+    def after_step(self, *carry):
+        plain_after(self, *carry)
+        calls.append(1)
+        if len(calls) == 14:  # the last step of the second epoch
+            with torch.no_grad():
+                next(self.parameters()).fill_(float("nan"))
+
+    monkeypatch.setattr(OpenCon, "after_step", after_step)
+    with pytest.raises(DivergedError, match="the weights are not finite after epoch 1"):
+        train(small(), tmp_path / "run", CPU)
+    assert all(v.isfinite().all() for v in weights(tmp_path / "run").values() if v.is_floating_point() and v.dim())
+
+
 def test_hidden_labels_cannot_matter(finished, tmp_path, monkeypatch):
     """Shuffle the classes of all unlabeled images: not one bit of the weights changes."""
     out = tmp_path / "run"
     out.mkdir()
-    for name in ("config.json", "split.json"):
+    for name in ("split.json", "config.json"):
         shutil.copy(finished[0] / name, out / name)
     unlabeled = Split.from_json(json.loads((out / "split.json").read_text())).unlabeled
 

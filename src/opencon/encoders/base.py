@@ -39,6 +39,7 @@ class Encoder(nn.Module):
         self.num_frozen = 0  # so many of the first stages do not learn
         self.frozen_norm: FrozenNorm = "batch"
         self.folded: Callable[[Tensor], Tensor] | None = None  # the frozen stages in a faster form, see `fold`
+        self.register_load_state_dict_post_hook(_forget_folded)  # type: ignore[no-untyped-call]
 
     def pool(self, x: Tensor) -> Tensor:
         """Output of the last stage -> (B, F)."""
@@ -58,6 +59,11 @@ class Encoder(nn.Module):
 
     def fold(self, dtype: torch.dtype) -> None:
         """Prepare a faster form of the frozen stages, if this encoder has one. Call it once their weights are final."""
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        self.folded = None  # made of tensors that are about to move
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        return self
 
     def named_starts(self) -> dict[str, int]:
         """Every allowed `train_from`: its name to the number of stages frozen before it."""
@@ -93,6 +99,10 @@ class Encoder(nn.Module):
             for name in self.stages[: self.num_frozen]:
                 getattr(self, name).eval()
         return self
+
+
+def _forget_folded(encoder: Encoder, _: object) -> None:
+    encoder.folded = None  # other weights have been loaded
 
 
 def require_color(name: str, in_channels: int) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,12 +10,10 @@ import numpy as np
 import torch
 
 from opencon.cluster import cluster_and_name
-from opencon.config import differences, to_dict
 from opencon.experiments.recipes import get_recipe
 from opencon.experiments.run import Callbacks, Workbench, draw, open_run, train
 from opencon.methods import Assignment
 from opencon.metrics import evaluate
-from opencon.runs import RunFolder
 
 
 @dataclass(frozen=True)
@@ -43,10 +40,6 @@ def run_demo(out: Path, device: torch.device, *, seed: int = 0, callbacks: Callb
     """Train on the digits from scratch; compare with k-means on pixels; draw the embedding."""
     config = get_recipe("digits")
     config = replace(config, train=replace(config.train, seed=seed))
-    if (out / "config.json").exists():
-        there = RunFolder(out).read_json("config.json")
-        if set(differences(there, to_dict(config))) <= {"train.seed"}:
-            shutil.rmtree(out)  # an earlier demonstration; any other run is left alone, and `train` says so
     result = train(config, out, device, callbacks=callbacks)
     bench = open_run(out, device)
     _, bank, assignment = bench.score(config.eval.on, config.eval.protocol)

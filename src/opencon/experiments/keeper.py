@@ -7,10 +7,12 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from opencon.config import RunConfig, to_dict
 from opencon.errors import MissingExtraError
+from opencon.optim import restore
 from opencon.runs import RunFolder
 
 
@@ -23,11 +25,19 @@ class Keeper:
     Args:
         folder: where to.
         config: of the run; a checkpoint of another one is refused.
-        parts: everything that has a state: method, optimizer, gradient scaler.
+        method, optimizer, scaler: everything that has a state.
     """
 
-    def __init__(self, folder: RunFolder, config: RunConfig, parts: dict[str, Any]) -> None:
-        self.folder, self.config, self.parts = folder, config, parts
+    def __init__(
+        self,
+        folder: RunFolder,
+        config: RunConfig,
+        method: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        scaler: torch.amp.GradScaler,
+    ) -> None:
+        self.folder, self.config = folder, config
+        self.method, self.optimizer, self.scaler = method, optimizer, scaler
         self.plain_config = to_dict(config)
         self.snapshot: dict[str, Any] = {}
         self.saved_at = self.epoch_start = time.perf_counter()
@@ -37,8 +47,9 @@ class Keeper:
         done = 0
         if self.folder.checkpoint.exists():
             state = self.folder.load_checkpoint(self.plain_config)
-            for name, part in self.parts.items():
-                part.load_state_dict(state[name])
+            self.method.load_state_dict(state["method"])
+            self.scaler.load_state_dict(state["scaler"])
+            restore(self.optimizer, state["optimizer"])
             done = int(state["epochs_done"])
         self.folder.forget_metrics_from(done)
         return done
@@ -52,8 +63,14 @@ class Keeper:
         scores = score() if last or (epoch + 1) % self.config.eval.every == 0 else {}
         record = {"epoch": epoch, "seconds": seconds, **means, **scores}
         self.folder.append_metrics(record)
-        state = {name: part.state_dict() for name, part in self.parts.items()}
-        self.snapshot = _copied({"config": self.plain_config, "epochs_done": epoch + 1, **state})
+        state = {
+            "config": self.plain_config,
+            "epochs_done": epoch + 1,
+            "method": self.method.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "scaler": self.scaler.state_dict(),
+        }
+        self.snapshot = _copied(state)
         if last or time.perf_counter() - self.saved_at > self.config.train.save_seconds:
             self.save()
         self.epoch_start = time.perf_counter()

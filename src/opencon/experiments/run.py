@@ -109,14 +109,13 @@ class Workbench:
 
     def score(self, on: EvaluationSet, protocol: Protocol) -> tuple[dict[str, Any], FeatureBank, Assignment]:
         """Embed, assign and compare with the truth: the record, and what it was made from."""
-        bank = self.bank()
         if not self.config.method.uses_labels:
-            truth = self.dataset.train.classes
+            bank, truth = self.bank(), self.dataset.train.classes
             record: dict[str, Any] = {
                 "on": "train",
                 "seed": self.config.train.seed,
                 "num_images": len(truth),
-                "knn20": knn_accuracy(bank.z.cpu(), truth),
+                "knn20": knn_accuracy(bank.z, truth),
             }
             return record, bank, Assignment(torch.full_like(self.labels, -1))
         if on == "test":
@@ -127,6 +126,7 @@ class Workbench:
             bank = FeatureBank(embed_images(self.method, self.method.embed, images, self.view), unknown)
             assignment, rows = self.method.assign(bank), torch.arange(len(truth))
         else:
+            bank = self.bank()
             assignment, rows = self.method.assign(bank), self.split.unlabeled
             truth = self.dataset.train.classes[rows]
         novelty = assignment.novelty.cpu()[rows].numpy() if assignment.novelty is not None else None
@@ -214,8 +214,11 @@ def train(
     if folder.has("result.json"):
         callbacks.say(f"{out} is finished already; this is its result.")
         return folder.read_json("result.json")
-    split = Split.from_json(folder.read_json("split.json")) if folder.has("split.json") else None
-    bench = prepare(config, device, split=split, download=download)
+    started = folder.has("config.json")
+    split = Split.from_json(folder.read_json("split.json")) if started else None
+    # A checkpoint holds all weights: the file they started from is no longer needed.
+    base = without_weights(config) if folder.checkpoint.exists() else config
+    bench = prepare(base, device, split=split, download=download)
     if bench.method.embedder.load_report is not None:
         callbacks.say(str(bench.method.embedder.load_report))
     problems = bench.dataset.train.problems
@@ -223,14 +226,15 @@ def train(
         callbacks.say(problem)
     if len(problems) > MOST_PROBLEMS:
         callbacks.say(f"... and {len(problems) - MOST_PROBLEMS} more files were set aside.")
-    if split is None:
+    if not started:  # config.json last: it makes the folder a run
         folder.write_json("split.json", bench.split.to_json())
         folder.write_json("environment.json", environment(device))
+        folder.write_json("config.json", to_dict(config))
 
     loader = build_loader(bench)
     optimizer = build_optimizer(bench.method, config.train)
     scaler = torch.amp.GradScaler(device.type, enabled=config.train.precision == "fp16")
-    keeper = Keeper(folder, config, {"method": bench.method, "optimizer": optimizer, "scaler": scaler})
+    keeper = Keeper(folder, config, bench.method, optimizer, scaler)
     first_epoch = keeper.resume()
     if first_epoch:
         callbacks.say(f"Resuming {out} after {first_epoch} of {config.train.epochs} epochs.")
@@ -278,11 +282,15 @@ def open_run(
     if data_root is not None:
         config = replace(config, data=replace(config.data, root=data_root))
     state = folder.load_checkpoint()
-    # The checkpoint holds all weights; the file they started from is no longer needed.
-    config = replace(config, encoder=replace(config.encoder, weights=None))
-    bench = prepare(config, device, split=Split.from_json(folder.read_json("split.json")))
+    bench = prepare(without_weights(config), device, split=Split.from_json(folder.read_json("split.json")))
     bench.method.load_state_dict(state["method"])
+    bench.method.embedder.fold_frozen()  # as in training, so that a measure repeats
     return bench
+
+
+def without_weights(config: RunConfig) -> RunConfig:
+    """The same, starting from random weights."""
+    return replace(config, encoder=replace(config.encoder, weights=None))
 
 
 def evaluate_run(
@@ -298,6 +306,8 @@ def evaluate_run(
     changes = {"eval.protocol": protocol, "eval.on": on}
     bench = open_run(out, device, data_root=data_root, settings=[f"{k}={v}" for k, v in changes.items() if v])
     how = bench.config.eval
+    if picture is not None and how.on == "test":
+        raise ConfigError("--picture shows the unlabeled training images. Use it with --on unlabeled.")
     if (protocol or on) and not bench.config.method.uses_labels:
         raise ConfigError(f"{bench.config.method.name} looks at no label: it has a 20-NN accuracy, and no protocol.")
     record, bank, assignment = bench.score(how.on, how.protocol)
@@ -310,8 +320,6 @@ def draw(bench: Workbench, bank: FeatureBank, assignment: Assignment, path: Path
     """The embedding of the unlabeled training images and their novelty scores, as a PNG."""
     if assignment.novelty is None or assignment.novelty_threshold is None:
         raise ConfigError(f"{bench.config.method.name} has no novelty score to draw.")
-    if len(bank.z) != len(bench.labels):
-        raise ConfigError("--picture shows the unlabeled training images. Use it with --on unlabeled.")
     every = -(-len(bench.split.unlabeled) // MOST_DRAWN)
     rows = bench.split.unlabeled[::every]
     return embedding_figure(

@@ -109,6 +109,7 @@ class OpenCon(Method[OpenConConfig]):
         """The weighted sum of L_n, L_l, L_u and the prior term."""
         c, L, S = self.config, batch.num_labeled, self.task.num_seen
         V, B = len(batch.views), len(batch.labels)
+        assert L > 0, "a batch without labeled images has no novelty threshold"
         z = self.embedder.embed_views(batch.views)  # (N, D)
         views = z.view(V, B, -1)
 
