@@ -1,8 +1,6 @@
 # Every target sets itself up: a virtual environment in .venv with the package and its development tools.
 PYTHON ?= python3
 BIN := .venv/bin
-# Passive waiting keeps two test processes with a thread each from slowing each other down.
-export OMP_WAIT_POLICY := PASSIVE
 
 .PHONY: demo test test-slow test-gpu lint types bench clean
 
@@ -11,12 +9,12 @@ demo: .venv/ready
 	$(BIN)/opencon demo --out runs/demo
 
 test: .venv/ready
-	$(BIN)/pytest -n 2 -q
+	OMP_WAIT_POLICY=PASSIVE $(BIN)/pytest -n 2 -q  # passive: two test processes share the cores
 
 test-slow: .venv/ready
 	$(BIN)/pytest -m slow -q
 
-# On a machine with a GPU and its own torch: make test-gpu BIN=/path/to/bin
+# On a machine with a GPU and its own torch: make test-gpu PYTHON=/path/to/python
 test-gpu:
 	PYTHONPATH=src $(PYTHON) -m pytest -m gpu -q -p no:cacheprovider
 

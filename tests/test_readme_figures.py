@@ -25,6 +25,8 @@ def test_digits():
         return f"{100 * got['opencon'][key]['mean']:.1f} ± {100 * got['opencon'][key]['std']:.1f}"
 
     assert readme_row("OpenCon, 5 seeds") == [shown("all"), shown("novel"), shown("seen")]
+    seconds = got["opencon"]["total_seconds"]["mean"]
+    assert f"{seconds:.0f} s each on two CPU cores" in (ROOT / "README.md").read_text()
     pixels = got["kmeans_on_pixels"]
     assert readme_row("k-means on the pixels") == [f"{100 * pixels[key]:.1f}" for key in ("all", "novel", "seen")]
 

@@ -5,8 +5,10 @@ Letters: M rows, D features, K clusters, S seen classes, R starts, L candidates 
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,6 +22,8 @@ from opencon.runtime import generator as random_stream
 
 # Numbers in a block: 8 MB on a CPU (measured: 2 to 8 MB are alike, smaller blocks pay for their calls), 1 GB on a GPU.
 CPU_BLOCK, GPU_BLOCK = 1 << 21, 1 << 28
+# Rows x features x clusters up to which dense products beat bounds on a CPU (measured).
+FEW = 1 << 25
 # Each iteration may cost a bound about 1e-7 of its size by rounding; rows closer to a change than this are looked at.
 BOUND_SLACK = 1e-5
 # Squared distances below this share of the longest row's square are rounding.
@@ -97,12 +101,16 @@ def kmeans(
         labels: (M,) class in [0, S) of a labeled row, -1 elsewhere.
         num_seen: S; cluster k < S is class k.
     """
-    _check(x, num_clusters, num_starts, max_iterations, labels, num_seen)
+    at_least_one = {"num_clusters": num_clusters, "num_starts": num_starts, "max_iterations": max_iterations}
+    for name, value in at_least_one.items():
+        require(value >= 1, f"{name} = {value} must be at least 1.")
+    _check(x, num_clusters, labels, num_seen)
     x = x.detach()
-    labels = None if labels is None else labels.to(x.device)
+    labels = None if labels is None else labels.to(x.device, torch.long)
     # |x|^2 - 2 x.c + |c|^2 loses digits far from the origin, hence the offset; the scale makes the tolerance a plain number.
-    offset = x.float().mean(dim=0)
-    scaled = x.float() - offset
+    scaled = x.float()
+    offset = scaled.mean(dim=0)
+    scaled = scaled - offset
     variance = float(torch.linalg.vector_norm(scaled).square() / scaled.numel())  # host sync
     if not math.isfinite(variance):
         raise DataError(_what_is_not_finite(x))
@@ -125,9 +133,9 @@ def plus_plus(rows: Rows, num_new: int, *, chosen: Tensor, num_starts: int, gene
     """Greedy k-means++ for all starts at once: (R, S + num_new, D), of which the first S are `chosen`.
 
     Each new center is the best of L = 2 + floor(ln K) rows drawn with chance proportional to the squared distance to the
-    nearest center so far: the one that leaves the least sum of such distances (Arthur and Vassilvitskii 2007, section 5,
-    with scikit-learn's L). Plain k-means++ (L = 1) is 3 times cheaper but ends, after Lloyd, at an inertia up to 20 %
-    higher on well separated clusters. One product (R * L, D) x (D, M) per center, and no host sync.
+    nearest center so far: the one that leaves the least sum of such distances (k-means++ is Arthur and Vassilvitskii 2007;
+    the candidates and L are scikit-learn's). One candidate costs half as much, and on well separated clusters ends more
+    than 10 % higher (measured, best of 10). One product (R * L, D) x (D, M) per center; the host waits for nothing.
     """
     x, square, num_rows = rows.x, rows.square, len(rows.x)
     trials = 2 + int(math.log(num_new + len(chosen)))
@@ -136,8 +144,7 @@ def plus_plus(rows: Rows, num_new: int, *, chosen: Tensor, num_starts: int, gene
     centers = [chosen.expand(num_starts, *chosen.shape)]
     if len(chosen):
         distance = torch.cat([_scores(x[part], chosen).amin(dim=1) for part in _slices(x, len(chosen))]) + square
-        closest = distance.clamp_(min=0).expand(num_starts, num_rows)  # (R, M) squared distance to the nearest center
-        weight = closest
+        weight = closest = distance.clamp_(min=0).expand(num_starts, num_rows)  # (R, M) squared, to the nearest center
     else:
         closest = x.new_full((num_starts, num_rows), math.inf)
         weight = torch.ones_like(closest)
@@ -158,15 +165,22 @@ def plus_plus(rows: Rows, num_new: int, *, chosen: Tensor, num_starts: int, gene
 def lloyd(rows: Rows, starts: Tensor, *, max_iterations: int, tolerance: float, bounded: bool | None = None) -> Ends:
     """Lloyd's iterations from each of R starts (R, K, D), until the centers move by `tolerance` (summed squares) or less.
 
-    Two ways to the same end: `bounded` (the default on a CPU) takes the starts one by one and skips rows that cannot
-    change; otherwise (the default on a GPU) all starts share dense products.
+    Two ways to the same end, up to rounding. `bounded`: each start for itself, skipping rows that cannot change. Otherwise
+    all starts share dense products. None takes the faster one: bounded on a CPU, unless the data are few.
     """
     if bounded is None:
-        bounded = rows.x.device.type == "cpu"
+        bounded = rows.x.device.type == "cpu" and rows.x.numel() * starts.shape[1] > FEW
     if not bounded:
         return _together(rows, starts, max_iterations, tolerance)
-    ends = [_bounded(rows, start, max_iterations, tolerance) for start in starts]
-    centers, explained, iterations = zip(*ends, strict=True)
+    # One start per thread: threads inside an operation would wait for each other thousands of times.
+    threads = torch.get_num_threads()
+    workers = min(threads, len(starts))
+    run = functools.partial(_bounded, rows, max_iterations=max_iterations, tolerance=tolerance)
+    try:
+        with ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(threads // workers,)) as pool:
+            centers, explained, iterations = zip(*pool.map(run, starts), strict=True)
+    finally:
+        torch.set_num_threads(threads)  # the setting is per thread, but new threads begin with the last one made
     return Ends(torch.stack(centers), torch.stack(explained), list(iterations))
 
 
@@ -182,7 +196,7 @@ def _together(rows: Rows, starts: Tensor, max_iterations: int, tolerance: float)
             _scores(rows.x[part], flat).view(-1, num_running, num_clusters).argmin(dim=2)
             for part in _slices(rows.x, len(flat))
         ]
-        assignment = torch.cat(parts) if parts else starts.new_zeros(0, num_running, dtype=torch.long)  # (M, R)
+        assignment = torch.cat(parts)  # (M, R)
         sums, counts = _sums(rows.x, assignment, num_clusters)
         sums, counts = sums + rows.fixed_sums, counts + rows.fixed_counts
         means = torch.where(counts[..., None] > 0, sums / counts.clamp(min=1)[..., None], centers).float()
@@ -198,10 +212,12 @@ def _together(rows: Rows, starts: Tensor, max_iterations: int, tolerance: float)
         going = [place for place, moved in enumerate(report[0]) if moved > tolerance]
         if not going:
             break
-        running, centers = [running[place] for place in going], means[going]
+        running = [running[place] for place in going]
+        centers = means if len(going) == len(means) else means[going]
     return Ends(ends, explained, iterations)
 
 
+@torch.no_grad()  # once more: it runs in a thread of its own
 def _bounded(rows: Rows, centers: Tensor, max_iterations: int, tolerance: float) -> tuple[Tensor, Tensor, int]:
     """One start, looking only at rows that could change their cluster (Elkan, ICML 2003, row by row).
 
@@ -225,8 +241,8 @@ def _bounded(rows: Rows, centers: Tensor, max_iterations: int, tolerance: float)
             own = assignment[part].clone()  # (B,)
             distance = _scores(picked, centers, transposed=True).add_(square[part]).clamp_(min=0).sqrt_()  # (K, B)
             # Finding where a minimum is costs ten times as much as finding the minimum: only for rows that change.
-            change = (distance.amin(dim=0) < distance.gather(0, own[None])[0]) | (iteration == 1)
-            change = change.nonzero()[:, 0]
+            could = (distance.amin(dim=0) < distance.gather(0, own[None])[0]) | (iteration == 1)
+            change = could.nonzero()[:, 0]
             new, old, moving = distance[:, change].min(dim=0).indices, own[change], picked[change]
             own[change] = new
             upper[part] = distance.gather(0, own[None])[0]
@@ -237,11 +253,12 @@ def _bounded(rows: Rows, centers: Tensor, max_iterations: int, tolerance: float)
                 lower[:, part] = distance
             else:
                 lower.index_copy_(1, part, distance)
-            sums += torch.zeros_like(centers).index_add_(0, new, moving)
+            gained = torch.zeros_like(centers).index_add_(0, new, moving)
             counts += torch.bincount(new, minlength=num_clusters)
             if iteration > 1:  # before, they were nowhere
-                sums -= torch.zeros_like(centers).index_add_(0, old, moving)
+                gained.index_add_(0, old, moving, alpha=-1)
                 counts -= torch.bincount(old, minlength=num_clusters)
+            sums += gained
         means = torch.where(counts[:, None] > 0, sums / counts.clamp(min=1)[:, None], centers).float()
         if (counts == 0).any():
             _refill(rows, means, assignment, counts == 0)
@@ -268,8 +285,7 @@ def _refill(rows: Rows, centers: Tensor, assignment: Tensor, empty: Tensor) -> N
 @torch.no_grad()
 def nearest(x: Tensor, centers: Tensor) -> Tensor:
     """(M,) index of the nearest center of each row; the first one of equals."""
-    parts = [_scores(x[part], centers).argmin(dim=1) for part in _slices(x, len(centers))]
-    return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.long, device=x.device)
+    return torch.cat([_scores(x[part], centers).argmin(dim=1) for part in _slices(x, len(centers))])
 
 
 @torch.no_grad()
@@ -292,7 +308,8 @@ def _scores(x: Tensor, centers: Tensor, *, transposed: bool = False) -> Tensor:
 def _sums(x: Tensor, assignment: Tensor, num_clusters: int) -> tuple[Tensor, Tensor]:
     """Sum (R, K, D) and number (R, K) of the rows of each cluster, float64, for R assignments (M, R).
 
-    A product with one-hot rows: unlike atomic additions on a GPU, it gives the same bits every time.
+    A product with one-hot rows: unlike atomic additions on a GPU, it gives the same bits every time. (Products follow
+    `torch.get_float32_matmul_precision()`, here and above.)
     """
     num_starts = assignment.shape[1]
     column = assignment + torch.arange(num_starts, device=x.device) * num_clusters
@@ -311,54 +328,45 @@ def _block(x: Tensor, width: int) -> int:
 
 
 def _slices(x: Tensor, width: int) -> list[slice]:
+    """Blocks of rows; one empty block when there are none."""
     step = _block(x, width)
-    return [slice(first, first + step) for first in range(0, len(x), step)]
+    return [slice(first, first + step) for first in range(0, max(len(x), 1), step)]
 
 
-def _check(
-    x: Tensor, num_clusters: int, num_starts: int, max_iterations: int, labels: Tensor | None, num_seen: int
-) -> None:
-    for name, value in (("num_clusters", num_clusters), ("num_starts", num_starts), ("max_iterations", max_iterations)):
-        require(value >= 1, f"{name} = {value} must be at least 1.")
+def _check(x: Tensor, num_clusters: int, labels: Tensor | None, num_seen: int) -> None:
     require(
         0 <= num_seen <= num_clusters,
-        f"num_seen = {num_seen} does not fit num_clusters = {num_clusters}: the clusters include the seen classes. "
-        f"Raise num_clusters.",
+        f"num_seen = {num_seen} must lie in [0, {num_clusters}]: the clusters include the seen classes. Raise num_clusters.",
     )
     require(num_seen == 0 or labels is not None, f"num_seen = {num_seen} needs the labels of the seen classes.")
-    if x.ndim != 2:
-        raise DataError(f"x has shape {tuple(x.shape)}; k-means needs one row per sample: (M, D).")
+    _need(x.ndim == 2 and x.shape[1] > 0, f"x has shape {tuple(x.shape)}; k-means needs one row per sample: (M, D).")
     num_free = len(x)
     if labels is not None:
-        if labels.shape != x.shape[:1]:
-            raise DataError(
-                f"labels has shape {tuple(labels.shape)}, x {len(x)} rows. Give one label per row, -1 for none."
-            )
-        wrong = labels[(labels < -1) | (labels >= num_seen)]
-        if len(wrong):
-            raise DataError(
-                f"label {int(wrong[0])} is not a seen class: labels lie in [0, {num_seen}), or are -1 for unlabeled."
-            )
-        counts = torch.bincount(labels[labels >= 0], minlength=num_seen)
-        if num_seen and int(counts.min()) == 0:
-            raise DataError(
-                f"seen class {int(counts.argmin())} has no labeled row to start from. Label one, or lower num_seen."
-            )
-        num_free -= int(counts.sum())
-    if num_clusters - num_seen > num_free:
-        raise DataError(
-            f"{num_clusters - num_seen} clusters need as many unlabeled rows, and there are {num_free}. "
-            f"Lower num_clusters = {num_clusters}, or give more rows."
-        )
+        shape = tuple(labels.shape)
+        _need(shape == (len(x),), f"labels has shape {shape}, x {len(x)} rows. Give one label per row, -1 for none.")
+        outside = labels[(labels < -1) | (labels >= num_seen)][:1].tolist()
+        _need(not outside, f"label {outside} is no seen class: labels lie in [0, {num_seen}), or are -1 for unlabeled.")
+        counts = torch.bincount(labels[labels >= 0], minlength=num_seen).tolist()
+        missing = [c for c, count in enumerate(counts) if count == 0]
+        _need(not missing, f"seen classes {missing} have no labeled row. Label one of each, or lower num_seen.")
+        num_free -= sum(counts)
+    _need(
+        num_clusters - num_seen <= num_free,
+        f"{num_clusters - num_seen} clusters need as many unlabeled rows, and there are {num_free}. "
+        f"Lower num_clusters = {num_clusters}, or give more rows.",
+    )
+
+
+def _need(condition: bool, message: str) -> None:
+    if not condition:
+        raise DataError(message)
 
 
 def _what_is_not_finite(x: Tensor) -> str:
-    bad = (~torch.isfinite(x).all(dim=1)).nonzero()[:, 0]
-    if len(bad) == 0:
+    bad = (~torch.isfinite(x).all(dim=1)).nonzero()[:, 0].tolist()
+    if not bad:
         return f"x reaches {float(x.abs().max()):.1e}: its squares are too large for float32. Scale it down."
-    return (
-        f"{len(bad)} of {len(x)} rows of x hold NaN or infinity, the first is row {int(bad[0])}. Drop or repair them."
-    )
+    return f"{len(bad)} of {len(x)} rows of x hold NaN or infinity, the first is row {bad[0]}. Drop or repair them."
 
 
 def cluster_and_name(z: Tensor, labels: Tensor, *, num_clusters: int, num_seen: int, seed: int) -> Tensor:

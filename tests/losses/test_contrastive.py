@@ -8,7 +8,16 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from opencon.losses.contrastive import ContrastMasks, contrast_terms, info_nce, masks_within
+from opencon.losses import contrastive
+from opencon.losses.blocked import info_nce_within
+from opencon.losses.contrastive import (
+    BLOCKED_FROM,
+    ContrastMasks,
+    contrast_terms,
+    contrast_within,
+    info_nce,
+    masks_within,
+)
 from tests.naive.losses import naive_contrast, naive_info_nce
 
 
@@ -134,3 +143,19 @@ def test_alignment_is_similarity_to_the_normalized_class_mean():
     best = mean / mean.norm()
     want = -(n / (n - 1)) / tau * (mean.norm() * (z @ best).sum() - 1)
     assert terms.alignment.sum().item() == pytest.approx(want.item())
+
+
+@pytest.mark.parametrize("rows", [BLOCKED_FROM["cpu"] - 1, BLOCKED_FROM["cpu"]])
+def test_the_form_taken_by_size_does_not_change_the_loss(rows, monkeypatch):
+    z, member, group = batch(7, rows=rows, groups=9)
+    calls = []
+
+    def spy(*args, **kwargs):
+        calls.append(1)
+        return info_nce_within(*args, **kwargs)
+
+    monkeypatch.setattr(contrastive, "info_nce_within", spy)
+    got = contrast_within(z, member, group, temperature=0.2, reduction="sum")
+    want = info_nce(z, masks_within(member, group), temperature=0.2, reduction="sum")
+    torch.testing.assert_close(got, want)
+    assert len(calls) == (rows >= BLOCKED_FROM["cpu"])

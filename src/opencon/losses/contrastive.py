@@ -10,6 +10,12 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from opencon.losses.blocked import info_nce_within
+
+# Rows from which the blocked form is taken. CPU: where it is clearly the faster one (benchmarks/loss_memory.py). GPU: ours,
+# where the plain form begins to hold 0.35 GB for each term.
+BLOCKED_FROM = {"cpu": 512, "cuda": 4096}
+
 
 class ContrastMasks(NamedTuple):
     """Who is compared with whom; bool (N, N) each."""
@@ -73,3 +79,17 @@ def info_nce(
     terms = contrast_terms(z, masks, temperature=temperature)
     total = (terms.alignment + terms.uniformity).sum()
     return total if reduction == "sum" else total / terms.is_anchor.sum().clamp(min=1)
+
+
+def contrast_within(
+    z: Tensor,
+    member: Tensor,
+    group: Tensor,
+    *,
+    temperature: float,
+    reduction: Literal["mean", "sum"] = "mean",
+) -> Tensor:
+    """`info_nce(z, masks_within(member, group), ...)`, in blocks where N is large: same value and gradient."""
+    if len(z) >= BLOCKED_FROM[z.device.type]:
+        return info_nce_within(z, member, group, temperature=temperature, reduction=reduction)
+    return info_nce(z, masks_within(member, group), temperature=temperature, reduction=reduction)

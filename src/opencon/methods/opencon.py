@@ -15,7 +15,7 @@ from torch import Tensor
 from opencon.config import MethodConfig, require
 from opencon.encoders import Embedder
 from opencon.losses.balance import kl_to_prior
-from opencon.losses.contrastive import info_nce, masks_within
+from opencon.losses.contrastive import contrast_within
 from opencon.methods.base import Assignment, Batch, Epoch, FeatureBank, Method, StepOutput, Task
 from opencon.prototypes import LOGIT_SCALE, SeenScore, ema_update, novelty_threshold, random_prototypes, seen_score
 from opencon.runtime import has_triton
@@ -131,20 +131,21 @@ class OpenCon(Method[OpenConConfig]):
         image = torch.arange(B, device=z.device).expand(V, B)
         label = label.expand(V, B)
 
-        loss_n = info_nce(
+        loss_n = contrast_within(
             z_u,
-            masks_within(novel.flatten(), label[:, L:].flatten()),
+            novel.flatten(),
+            label[:, L:].flatten(),
             temperature=c.temperature_novel,
             reduction=c.novel_reduction,
         )
         if c.labeled_loss == "labeled":
-            masks = masks_within(everyone[:, :L].flatten(), label[:, :L].flatten())
-            loss_l = info_nce(z_l, masks, temperature=c.temperature_labeled)
+            who = everyone[:, :L].flatten(), label[:, :L].flatten()
+            loss_l = contrast_within(z_l, *who, temperature=c.temperature_labeled)
         else:
             member = torch.cat([everyone[:, :L], ~novel], dim=1)  # (V, B): D_l and D_u \ D_n
-            loss_l = info_nce(z, masks_within(member.flatten(), label.flatten()), temperature=c.temperature_labeled)
-        masks = masks_within(everyone[:, L:].flatten(), image[:, L:].flatten())
-        loss_u = info_nce(z_u, masks, temperature=c.temperature_unlabeled)
+            loss_l = contrast_within(z, member.flatten(), label.flatten(), temperature=c.temperature_labeled)
+        who = everyone[:, L:].flatten(), image[:, L:].flatten()
+        loss_u = contrast_within(z_u, *who, temperature=c.temperature_unlabeled)
 
         first = views[0, L:] if c.prior_over == "unlabeled" else views[0]
         loss_prior = kl_to_prior(LOGIT_SCALE * first @ self.prototypes.T, self.prior)

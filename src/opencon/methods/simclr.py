@@ -12,7 +12,7 @@ import torch
 
 from opencon.cluster import cluster_and_name
 from opencon.config import MethodConfig, require
-from opencon.losses.contrastive import info_nce, masks_within
+from opencon.losses.contrastive import contrast_within
 from opencon.methods.base import Assignment, Batch, FeatureBank, Method, StepOutput
 
 
@@ -37,7 +37,7 @@ class SimCLR(Method[SimCLRConfig]):
         z = self.embedder.embed_views(batch.views)  # (N, D)
         image = torch.arange(len(batch.labels), device=z.device).repeat(len(batch.views))  # (N,)
         everyone = torch.ones_like(image, dtype=torch.bool)
-        loss = info_nce(z, masks_within(everyone, image), temperature=self.config.temperature)
+        loss = contrast_within(z, everyone, image, temperature=self.config.temperature)
         return StepOutput(loss)
 
     def assign(self, bank: FeatureBank) -> Assignment:

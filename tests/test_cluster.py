@@ -1,0 +1,492 @@
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.cluster import KMeans
+from sklearn.datasets import load_digits
+from sklearn.metrics import adjusted_rand_score
+
+from opencon import cluster
+from opencon.cluster import (
+    Rows,
+    cluster_and_name,
+    inertia,
+    kmeans,
+    lloyd,
+    name_clusters,
+    nearest,
+    plus_plus,
+)
+from opencon.errors import ConfigError, DataError
+from tests.naive.cluster import naive_best_naming, naive_inertia, naive_lloyd
+
+WAYS = pytest.mark.parametrize("bounded", [True, False], ids=["bounded", "dense"])
+
+
+def rng(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def blobs(num=6, each=40, dim=5, spread=0.3, seed=0):
+    """Rows around well separated centers, and their classes, shuffled."""
+    g = rng(seed)
+    centers = 10 * torch.randn(num, dim, generator=g)
+    y = torch.arange(num).repeat(each)[torch.randperm(num * each, generator=g)]
+    return centers[y] + spread * torch.randn(len(y), dim, generator=g), y
+
+
+def digits():
+    data = load_digits()
+    return torch.tensor(data.data, dtype=torch.float32), torch.tensor(data.target)
+
+
+def one_lloyd(x, start, *, bounded, labels=None, max_iterations=100, tolerance=0.0):
+    rows = Rows.of(x, len(start), labels)
+    return lloyd(rows, start[None], max_iterations=max_iterations, tolerance=tolerance, bounded=bounded)
+
+
+# --- Lloyd's iterations -----------------------------------------------------------------------------------------------
+
+
+@WAYS
+@given(
+    seed=st.integers(0, 10_000),
+    rows=st.integers(6, 60),
+    clusters=st.integers(1, 6),
+    iterations=st.integers(1, 12),
+    labeled=st.booleans(),
+)
+@settings(max_examples=60, deadline=None)
+def test_equals_one_row_at_a_time(bounded, seed, rows, clusters, iterations, labeled):
+    g = rng(seed)
+    x = torch.randn(rows, 3, generator=g)
+    start = x[torch.randperm(rows, generator=g)[:clusters]]  # on rows, so that no cluster starts empty
+    labels = torch.full((rows,), -1)
+    if labeled:
+        labels[: rows // 3] = torch.randint(0, clusters, (rows // 3,), generator=g)
+    want, assignment = naive_lloyd(x, start, iterations=iterations, labels=labels.tolist())
+    if len(set(assignment)) < clusters:
+        return  # an empty cluster is refilled, which is tested below
+    ends = one_lloyd(x, start, bounded=bounded, labels=labels, max_iterations=iterations, tolerance=-1.0)
+    np.testing.assert_allclose(ends.centers[0].numpy(), want, atol=2e-5)
+    total = float(x.double().square().sum())
+    assert total - float(ends.explained[0]) == pytest.approx(naive_inertia(x, want, assignment), rel=1e-4, abs=1e-4)
+
+
+@WAYS
+def test_by_hand(bounded):
+    x = torch.tensor([[0.0], [1.0], [2.0], [10.0], [11.0]])
+    # From 0 and 1: {0}, {1, 2, 10, 11} -> 0, 6 -> {0, 1, 2}, {10, 11} -> 1, 10.5, and once more to see that all stay.
+    ends = one_lloyd(x, torch.tensor([[0.0], [1.0]]), bounded=bounded)
+    assert ends.centers[0].flatten().tolist() == [1.0, 10.5]
+    assert ends.iterations == [3]
+    assert float(ends.explained[0]) == pytest.approx(3 * 1.0**2 + 2 * 10.5**2)
+    assert nearest(x, ends.centers[0]).tolist() == [0, 0, 0, 1, 1]
+
+
+@WAYS
+def test_same_start_as_scikit_learn_gives_the_same_end(bounded):
+    x, _ = digits()
+    for seed in range(4):
+        start = x[torch.randperm(len(x), generator=rng(seed))[:10]]
+        # In float64: with float32 sums, scikit-learn takes 19 instead of 16 iterations from the second start.
+        theirs = KMeans(10, init=start.double().numpy(), n_init=1, tol=0.0, max_iter=300).fit(x.double().numpy())
+        ends = one_lloyd(x, start, bounded=bounded, max_iterations=300)
+        np.testing.assert_array_equal(nearest(x, ends.centers[0]).numpy(), theirs.labels_)
+        np.testing.assert_allclose(ends.centers[0].numpy(), theirs.cluster_centers_, atol=1e-3)
+        assert ends.iterations == [theirs.n_iter_]
+
+
+@WAYS
+def test_starts_at_once_equal_one_at_a_time(bounded):
+    x, _ = digits()
+    rows = Rows.of(x, 7)
+    starts = torch.stack([x[torch.randperm(len(x), generator=rng(s))[:7]] for s in range(5)])
+    settings = {"max_iterations": 15, "tolerance": 1.0, "bounded": bounded}
+    together = lloyd(rows, starts, **settings)
+    assert len(set(together.iterations)) > 1  # some converge and drop out, some are stopped
+    for r, start in enumerate(starts):
+        alone = lloyd(rows, start[None], **settings)
+        assert alone.iterations == [together.iterations[r]]
+        torch.testing.assert_close(alone.centers[0], together.centers[r], rtol=1e-5, atol=1e-4)
+        torch.testing.assert_close(alone.explained[0], together.explained[r], rtol=1e-7, atol=0)
+
+
+def test_bounded_equals_dense_over_many_iterations_and_blocks(monkeypatch):
+    monkeypatch.setattr(cluster, "CPU_BLOCK", 37 * 16)  # ragged blocks
+    g = rng()
+    x = torch.randn(1500, 16, generator=g)  # no structure: slow convergence
+    rows, start = Rows.of(x, 12), x[None, :12]
+    for iterations in (1, 2, 5, 20, 60):
+        fast = lloyd(rows, start, max_iterations=iterations, tolerance=0.0, bounded=True)
+        slow = lloyd(rows, start, max_iterations=iterations, tolerance=0.0, bounded=False)
+        assert fast.iterations == slow.iterations
+        torch.testing.assert_close(fast.centers, slow.centers, rtol=0, atol=1e-4)
+    assert fast.iterations[0] > 20
+
+
+def test_bounds_spare_most_of_the_work(monkeypatch):
+    seen = []
+    real = cluster._scores
+    monkeypatch.setattr(cluster, "_scores", lambda x, *a, **k: seen.append(len(x)) or real(x, *a, **k))
+    x, _ = digits()
+    ends = one_lloyd(x, x[:10], bounded=True)
+    assert sum(seen) < 0.7 * len(x) * ends.iterations[0]
+
+
+def test_threads_are_left_as_they_were():
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(3)
+        x, _ = blobs()
+        lloyd(Rows.of(x, 2), torch.stack([x[:2], x[2:4]]), max_iterations=5, tolerance=0.0, bounded=True)
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
+
+
+@WAYS
+def test_an_empty_cluster_takes_the_farthest_row(bounded):
+    x = torch.tensor([[0.0], [1.0], [2.0], [30.0]])
+    # The second center is nobody's nearest. All rows: mean 8.25, farthest is 30.
+    ends = one_lloyd(x, torch.tensor([[0.0], [-100.0]]), bounded=bounded, max_iterations=1)
+    assert ends.centers[0].flatten().tolist() == [8.25, 30.0]
+    ends = one_lloyd(x, torch.tensor([[0.0], [-100.0]]), bounded=bounded)
+    assert ends.centers[0].flatten().tolist() == [1.0, 30.0]
+
+
+@WAYS
+def test_several_empty_clusters_take_different_rows(bounded):
+    x = torch.tensor([[0.0, 0.0], [0.0, 1.0], [9.0, 0.0], [0.0, 20.0]])
+    start = torch.tensor([[0.0, 0.0], [500.0, 0.0], [600.0, 0.0], [700.0, 0.0]])
+    ends = one_lloyd(x, start, bounded=bounded)
+    assert sorted(nearest(x, ends.centers[0]).tolist()) == [0, 1, 2, 3]
+    assert float(ends.explained[0]) == pytest.approx(float(x.square().sum()))
+
+
+@WAYS
+def test_a_start_that_needs_refilling_does_not_disturb_the_others(bounded):
+    x, _ = blobs()
+    good, bad = x[:4], torch.cat([x[:3], torch.full((1, 5), 1e3)])
+    both = lloyd(Rows.of(x, 4), torch.stack([good, bad]), max_iterations=50, tolerance=0.0, bounded=bounded)
+    alone = one_lloyd(x, good, bounded=bounded, max_iterations=50)
+    torch.testing.assert_close(both.centers[0], alone.centers[0])
+    assert len(nearest(x, both.centers[1]).unique()) == 4
+
+
+# --- k-means as a whole -----------------------------------------------------------------------------------------------
+
+
+def test_finds_separated_blobs():
+    x, y = blobs(num=12)
+    found = kmeans(x, 12, generator=rng())
+    assert adjusted_rand_score(y, found.assignment) == 1.0
+    for k in range(12):
+        torch.testing.assert_close(found.centers[k], x[found.assignment == k].mean(dim=0), rtol=1e-4, atol=1e-4)
+    assert found.inertia == pytest.approx(naive_inertia(x, found.centers.double().numpy(), found.assignment.tolist()))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_inertia_never_increases_over_iterations(seed):
+    x, _ = digits()
+    course = [
+        kmeans(x, 10, num_starts=1, max_iterations=t, tolerance=0.0, generator=rng(seed)).inertia for t in range(1, 15)
+    ]
+    assert all(b <= a * (1 + 1e-6) for a, b in itertools.pairwise(course))
+    assert course[-1] < 0.98 * course[0]
+
+
+def test_assignment_is_the_nearest_returned_center():
+    x, _ = digits()
+    found = kmeans(x, 10, num_starts=2, max_iterations=3, generator=rng())  # stopped early
+    distances = torch.cdist(x.double(), found.centers.double())
+    assert (distances.gather(1, found.assignment[:, None])[:, 0] <= distances.amin(dim=1) + 1e-4).all()
+    assert found.iterations <= 3
+
+
+def test_as_good_as_scikit_learn_on_digits():
+    x, _ = digits()
+    theirs = KMeans(10, n_init=10, random_state=0).fit(x.numpy()).inertia_
+    assert kmeans(x, 10, generator=rng()).inertia <= 1.005 * theirs
+
+
+def test_more_starts_are_never_worse_and_the_best_is_returned():
+    x, _ = blobs(num=15, each=20, dim=2, spread=1.5)
+    rows = Rows.of(x - x.mean(dim=0), 15)
+    starts = plus_plus(rows, 15, chosen=x[:0], num_starts=8, generator=rng(3))
+    ends = lloyd(rows, starts, max_iterations=200, tolerance=0.0)
+    each = [inertia(rows.x, c, nearest(rows.x, c)) for c in ends.centers]
+    assert max(each) > 1.01 * min(each)  # else this says nothing
+    found = kmeans(x, 15, num_starts=8, tolerance=0.0, generator=rng(3))
+    assert found.inertia == pytest.approx(min(each), rel=1e-4)
+
+
+def test_same_seed_same_result_and_the_input_is_left_alone():
+    x, _ = digits()
+    before = x.clone()
+    a, b = (kmeans(x, 10, num_starts=3, generator=rng(5)) for _ in range(2))
+    assert torch.equal(a.centers, b.centers)
+    assert torch.equal(a.assignment, b.assignment)
+    assert (a.inertia, a.iterations) == (b.inertia, b.iterations)
+    assert torch.equal(x, before)
+    c = kmeans(x, 10, num_starts=1, max_iterations=1, generator=rng(6))
+    d = kmeans(x, 10, num_starts=1, max_iterations=1, generator=rng(7))
+    assert not torch.equal(c.centers, d.centers)
+
+
+@pytest.mark.parametrize("shift", [0.0, 1e4])
+@pytest.mark.parametrize("size", [1e-8, 1.0, 1e8])
+def test_offset_and_scale_do_not_matter(shift, size):
+    x, y = blobs()
+    moved = (x.double() + shift) * size
+    found = kmeans(moved, 6, generator=rng())
+    assert adjusted_rand_score(y, found.assignment) == 1.0
+    want = sum(float((moved[y == k] - moved[y == k].mean(dim=0)).square().sum()) for k in range(6))
+    assert found.inertia == pytest.approx(want, rel=0.02)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float64, torch.int64])
+def test_other_number_types_are_taken(dtype):
+    x, y = blobs()
+    assert adjusted_rand_score(y, kmeans(x.to(dtype), 6, generator=rng()).assignment) == 1.0
+
+
+# --- edges ------------------------------------------------------------------------------------------------------------
+
+
+def test_one_cluster_is_the_mean():
+    x, _ = blobs()
+    found = kmeans(x, 1, generator=rng())
+    torch.testing.assert_close(found.centers[0], x.mean(dim=0), rtol=1e-4, atol=1e-4)
+    assert found.assignment.unique().tolist() == [0]
+
+
+def test_equal_points():
+    x = torch.full((7, 3), 0.1)
+    found = kmeans(x, 3, generator=rng())
+    torch.testing.assert_close(found.centers, x[:3])
+    assert found.inertia == pytest.approx(0.0, abs=1e-10)
+    assert found.iterations < 5
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_as_many_clusters_as_rows(seed):
+    x = torch.randn(9, 4, generator=rng(seed))
+    found = kmeans(x, 9, num_starts=1, generator=rng(seed))
+    assert sorted(found.assignment.tolist()) == list(range(9))
+    assert found.inertia == pytest.approx(0.0, abs=1e-8)
+
+
+@pytest.mark.parametrize("distinct", [1, 3])
+def test_more_clusters_than_distinct_points(distinct):
+    x = torch.randn(distinct, 4, generator=rng()).repeat(5, 1)
+    found = kmeans(x, distinct + 2, generator=rng())
+    assert torch.isfinite(found.centers).all()
+    assert found.inertia == pytest.approx(0.0, abs=1e-8)
+    assert len(found.assignment.unique()) == distinct
+    assert found.iterations < 10
+
+
+def test_one_row():
+    found = kmeans(torch.tensor([[3.0, 4.0]]), 1, generator=rng())
+    assert found.centers.tolist() == [[3.0, 4.0]]
+    assert (found.assignment.tolist(), found.inertia) == ([0], 0.0)
+
+
+# --- k-means++ --------------------------------------------------------------------------------------------------------
+
+
+def test_draws_fall_on_rows_and_each_start_draws_for_itself():
+    x, _ = blobs()
+    starts = plus_plus(Rows.of(x, 6), 6, chosen=x[:0], num_starts=4, generator=rng())
+    assert starts.shape == (4, 6, 5)
+    assert all(any(torch.equal(c, row) for row in x) for c in starts.flatten(0, 1))
+    assert not torch.equal(starts[0], starts[1])
+
+
+def test_draws_cover_separated_blobs_and_avoid_the_chosen():
+    x, y = blobs()
+    seen = torch.stack([x[y == k].mean(dim=0) for k in range(2)])
+    starts = plus_plus(Rows.of(x, 6), 4, chosen=seen, num_starts=20, generator=rng())
+    assert torch.equal(starts[:, :2], seen.expand(20, -1, -1))
+    covered = torch.stack([y[torch.cdist(s[2:], x).argmin(dim=1)].sort().values for s in starts])
+    assert (covered == torch.arange(2, 6)).all(dim=1).float().mean() > 0.9
+
+
+def test_chances_are_squared_distances(monkeypatch):
+    """With one candidate: from the chosen 0, the rows at 1, 2 and 3 are drawn in proportion 1 : 4 : 9."""
+    monkeypatch.setattr(math, "log", lambda _: -1.0)
+    x = torch.tensor([[0.0], [1.0], [2.0], [3.0]])
+    starts = plus_plus(Rows.of(x, 2), 1, chosen=x[:1], num_starts=20_000, generator=rng())
+    share = torch.bincount(starts[:, 1, 0].long(), minlength=4) / 20_000
+    torch.testing.assert_close(share, torch.tensor([0.0, 1.0, 4.0, 9.0]) / 14, rtol=0, atol=0.012)
+
+
+def test_of_the_candidates_the_one_that_leaves_least_is_taken():
+    # Nearly all weight lies in the heap at 10; one row at 11 is drawn less often, and rarely the better choice.
+    x = torch.cat([torch.zeros(1, 1), torch.full((50, 1), 10.0), torch.full((20, 1), -9.0)])
+    starts = plus_plus(Rows.of(x, 2), 1, chosen=x[:1], num_starts=2000, generator=rng())
+    drawn = 50 * 100 / (50 * 100 + 20 * 81)
+    share = (starts[:, 1, 0] == 10).float().mean().item()
+    assert share == pytest.approx(1 - (1 - drawn) ** 2, abs=0.02)  # L = 2: -9 only when both candidates are
+
+
+# --- semi-supervised --------------------------------------------------------------------------------------------------
+
+
+def half_labeled(y, num_seen):
+    """Every second row of the seen classes carries its label."""
+    return torch.where((y < num_seen) & (torch.arange(len(y)) % 2 == 0), y, -1)
+
+
+def test_labeled_rows_keep_their_class_and_count_in_the_means():
+    x = torch.tensor([[0.0], [10.0], [11.0], [1.0], [50.0]])
+    labels = torch.tensor([0, 0, 1, -1, -1])  # the 10 is nearer to 11, yet of class 0
+    found = kmeans(x, 3, generator=rng(), labels=labels, num_seen=2)
+    # Starts 5, 11, 50 (drawn): 1 goes to 0; means (0 + 10 + 1) / 3, 11, 50.
+    assert found.assignment.tolist() == [0, 0, 1, 0, 2]
+    torch.testing.assert_close(found.centers.flatten(), torch.tensor([11 / 3, 11.0, 50.0]))
+    assert found.inertia == pytest.approx(sum((v - 11 / 3) ** 2 for v in (0, 10, 1)), rel=1e-5)
+
+
+def test_recovers_six_blobs_by_name():
+    x, y = blobs()
+    found = kmeans(x, 6, generator=rng(), labels=half_labeled(y, 3), num_seen=3)
+    assert torch.equal(found.assignment[y < 3], y[y < 3])
+    assert adjusted_rand_score(y, found.assignment) == 1.0
+
+
+def test_labels_help_to_recognize_the_seen_digits():
+    """Over six choices of seen digits; plain clusters are named by the same labels."""
+    x, digit = digits()
+    plain = kmeans(x, 10, generator=rng()).assignment
+    gains = []
+    for seed in range(6):
+        y = torch.randperm(10, generator=rng(seed))[digit]
+        labels = half_labeled(y, 5)
+        found = kmeans(x, 10, num_starts=3, generator=rng(), labels=labels, num_seen=5).assignment
+        assert torch.equal(found[labels >= 0], y[labels >= 0])
+        asked = (y < 5) & (labels < 0)
+        named = name_clusters(plain, labels, num_clusters=10, num_seen=5)
+        gains.append(float((found == y)[asked].float().mean() - (named == y)[asked].float().mean()))
+    assert sum(gains) / len(gains) > 0.04, gains
+    assert min(gains) > -0.02, gains
+
+
+def test_only_seen_classes_need_one_start_and_no_draw():
+    x, y = blobs()
+    found = kmeans(x, 6, generator=rng(), labels=half_labeled(y, 6), num_seen=6)
+    assert torch.equal(found.assignment, y)
+
+
+def test_everything_labeled():
+    x, y = blobs()
+    found = kmeans(x, 6, generator=rng(), labels=y, num_seen=6)
+    assert torch.equal(found.assignment, y)
+    torch.testing.assert_close(found.centers[2], x[y == 2].mean(dim=0), rtol=1e-4, atol=1e-4)
+
+
+def test_labels_of_minus_one_change_nothing():
+    x, _ = digits()
+    plain = kmeans(x, 10, num_starts=2, generator=rng())
+    blank = kmeans(x, 10, num_starts=2, generator=rng(), labels=torch.full((len(x),), -1))
+    assert torch.equal(plain.assignment, blank.assignment)
+    assert plain.inertia == blank.inertia
+
+
+# --- errors -----------------------------------------------------------------------------------------------------------
+
+
+def with_value(value):
+    x = torch.ones(6, 2)
+    x[4, 1] = value
+    return x
+
+
+@pytest.mark.parametrize(
+    ("x", "settings", "error", "message"),
+    [
+        (
+            torch.ones(3, 2),
+            {"k": 4},
+            DataError,
+            "4 clusters need as many unlabeled rows, and there are 3. Lower num_clu",
+        ),
+        (with_value(math.nan), {}, DataError, "1 of 6 rows of x hold NaN or infinity, the first is row 4. Drop or"),
+        (with_value(math.inf), {}, DataError, "1 of 6 rows of x hold NaN or infinity, the first is row 4"),
+        (with_value(1e30), {}, DataError, "x reaches 1.0e+30: its squares are too large for float32. Scale it down"),
+        (torch.ones(6), {}, DataError, "x has shape (6,); k-means needs one row per sample: (M, D)"),
+        (torch.ones(6, 0), {}, DataError, "x has shape (6, 0)"),
+        (torch.ones(6, 2), {"k": 0}, ConfigError, "num_clusters = 0 must be at least 1"),
+        (torch.ones(6, 2), {"num_starts": 0}, ConfigError, "num_starts = 0 must be at least 1"),
+        (torch.ones(6, 2), {"max_iterations": 0}, ConfigError, "max_iterations = 0 must be at least 1"),
+        (
+            torch.ones(6, 2),
+            {"num_seen": 3, "labels": [-1] * 6},
+            ConfigError,
+            "num_seen = 3 must lie in [0, 2]: the clus",
+        ),
+        (torch.ones(6, 2), {"num_seen": 1}, ConfigError, "num_seen = 1 needs the labels"),
+        (torch.ones(6, 2), {"labels": [-1] * 5}, DataError, "labels has shape (5,), x 6 rows. Give one label per row"),
+        (torch.ones(6, 2), {"num_seen": 1, "labels": [0, 1, -1, -1, -1, -1]}, DataError, "label [1] is no seen class"),
+        (
+            torch.ones(6, 2),
+            {"num_seen": 1, "labels": [0, -2, -1, -1, -1, -1]},
+            DataError,
+            "label [-2] is no seen class",
+        ),
+        (
+            torch.ones(6, 2),
+            {"num_seen": 2, "labels": [1] * 6},
+            DataError,
+            "seen classes [0] have no labeled row. Label",
+        ),
+        (
+            torch.ones(6, 2),
+            {"num_seen": 1, "labels": [0] * 6},
+            DataError,
+            "1 clusters need as many unlabeled rows, and th",
+        ),
+    ],
+)
+def test_what_cannot_be_clustered_is_refused(x, settings, error, message):
+    k, labels = settings.pop("k", 2), settings.pop("labels", None)
+    labels = None if labels is None else torch.tensor(labels)
+    with pytest.raises(error) as raised:
+        kmeans(x, k, generator=rng(), labels=labels, **settings)
+    assert message in str(raised.value)
+
+
+# --- names ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_naming_is_the_best_of_all(seed):
+    g = rng(seed)
+    num_clusters, num_seen = 5, 1 + seed % 4
+    clusters = torch.randint(0, num_clusters, (60,), generator=g)
+    labels = torch.randint(-1, num_seen, (60,), generator=g)
+    named = name_clusters(clusters, labels, num_clusters=num_clusters, num_seen=num_seen)
+    right = int(((named == labels) & (labels >= 0)).sum())
+    assert right == naive_best_naming(clusters.tolist(), labels.tolist(), num_clusters, num_seen)
+    names = {(int(c), int(n)) for c, n in zip(clusters, named, strict=True)}
+    assert sorted(n for _, n in names) == list(range(num_clusters))  # one name per cluster, and all used
+
+
+def test_blobs_get_the_names_of_their_labels():
+    x, y = blobs()
+    named = cluster_and_name(x, half_labeled(y, 3), num_clusters=6, num_seen=3, seed=0)
+    assert torch.equal(named[y < 3], y[y < 3])
+    assert adjusted_rand_score(y, named) == 1.0
+    assert set(named[y >= 3].tolist()) == {3, 4, 5}
+
+
+def test_the_seed_decides():
+    x, _ = digits()
+    labels = torch.full((len(x),), -1)
+    a, b = (cluster_and_name(x, labels, num_clusters=10, num_seen=0, seed=1) for _ in range(2))
+    assert torch.equal(a, b)
