@@ -27,6 +27,7 @@ types: .venv/ready
 
 bench: .venv/ready
 	$(BIN)/python benchmarks/digits.py
+	$(BIN)/python benchmarks/loss_memory.py
 
 clean:
 	rm -rf .venv build src/*.egg-info
