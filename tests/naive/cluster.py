@@ -8,10 +8,9 @@ def naive_nearest(row, centers):
     return min(range(len(centers)), key=lambda k: (float(((row - centers[k]) ** 2).sum()), k))
 
 
-def naive_lloyd(x, centers, *, iterations, labels=None):
-    """Centers and assignment after so many rounds of assign-then-average; an empty cluster keeps its center."""
+def naive_lloyd(x, centers, *, iterations, labels):
+    """Centers and assignment after so many rounds of assign-then-average; None when a cluster loses all its rows."""
     x, centers = x.double().numpy(), centers.double().numpy()
-    labels = [-1] * len(x) if labels is None else list(labels)
     assignment = []
     for _ in range(iterations):
         assignment = [
@@ -19,8 +18,9 @@ def naive_lloyd(x, centers, *, iterations, labels=None):
         ]
         for k in range(len(centers)):
             members = [row for row, cluster in zip(x, assignment, strict=True) if cluster == k]
-            if members:
-                centers[k] = sum(members) / len(members)
+            if not members:
+                return None
+            centers[k] = sum(members) / len(members)
     return centers, assignment
 
 
