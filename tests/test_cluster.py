@@ -1,5 +1,6 @@
 import itertools
 import math
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -11,16 +12,7 @@ from sklearn.datasets import load_digits
 from sklearn.metrics import adjusted_rand_score
 
 from opencon import cluster
-from opencon.cluster import (
-    Rows,
-    cluster_and_name,
-    inertia,
-    kmeans,
-    lloyd,
-    name_clusters,
-    nearest,
-    plus_plus,
-)
+from opencon.cluster import Rows, cluster_and_name, inertia, kmeans, lloyd, name_clusters, nearest, plus_plus
 from opencon.errors import ConfigError, DataError
 from tests.naive.cluster import naive_best_naming, naive_inertia, naive_lloyd
 
@@ -53,13 +45,7 @@ def one_lloyd(x, start, *, bounded, labels=None, max_iterations=100, tolerance=0
 
 
 @WAYS
-@given(
-    seed=st.integers(0, 10_000),
-    rows=st.integers(6, 60),
-    clusters=st.integers(1, 4),
-    iterations=st.integers(1, 12),
-    labeled=st.booleans(),
-)
+@given(st.integers(0, 10_000), st.integers(6, 60), st.integers(1, 4), st.integers(1, 12), st.booleans())
 @settings(max_examples=60, deadline=None)
 def test_equals_one_row_at_a_time(bounded, seed, rows, clusters, iterations, labeled):
     g = rng(seed)
@@ -139,14 +125,14 @@ def test_bounds_spare_most_of_the_work(monkeypatch):
 
 
 def test_threads_are_left_as_they_were():
+    x, _ = blobs()
     before = torch.get_num_threads()
-    try:
-        torch.set_num_threads(3)
-        x, _ = blobs()
-        lloyd(Rows.of(x, 2), torch.stack([x[:2], x[2:4]]), max_iterations=5, tolerance=0.0, bounded=True)
-        assert torch.get_num_threads() == 3
-    finally:
-        torch.set_num_threads(before)
+    torch.set_num_threads(3)
+    lloyd(Rows.of(x, 2), torch.stack([x[:2], x[2:4]]), max_iterations=5, tolerance=0.0, bounded=True)
+    with ThreadPoolExecutor(1) as pool:
+        after = torch.get_num_threads(), pool.submit(torch.get_num_threads).result()
+    torch.set_num_threads(before)
+    assert after == (3, 3)
 
 
 @WAYS
@@ -160,30 +146,22 @@ def test_an_empty_cluster_takes_the_farthest_row(bounded):
 
 
 @WAYS
+def test_several_empty_clusters_take_different_rows_and_leave_other_starts_alone(bounded):
+    x = torch.tensor([[0.0, 0.0], [0.0, 1.0], [9.0, 0.0], [0.0, 20.0]])
+    far = torch.tensor([[0.0, 0.0], [500.0, 0.0], [600.0, 0.0], [700.0, 0.0]])
+    ends = lloyd(Rows.of(x, 4), torch.stack([x, far, x]), max_iterations=50, tolerance=0.0, bounded=bounded)
+    assert sorted(nearest(x, ends.centers[1]).tolist()) == [0, 1, 2, 3]
+    assert ends.explained.tolist() == pytest.approx([float(x.square().sum())] * 3)
+    assert torch.equal(ends.centers[0], x)
+    assert torch.equal(ends.centers[2], x)
+
+
+@WAYS
 def test_a_labeled_row_refills_no_cluster(bounded):
     x = torch.tensor([[0.0], [1.0], [2.0], [300.0]])
     labels = torch.tensor([-1, -1, -1, 0])  # the row at 300 is the farthest, but belongs to class 0; next comes 0
     ends = one_lloyd(x, torch.tensor([[1.0], [-900.0]]), bounded=bounded, labels=labels, max_iterations=1)
     assert ends.centers[0].flatten().tolist() == [75.75, 0.0]
-
-
-@WAYS
-def test_several_empty_clusters_take_different_rows(bounded):
-    x = torch.tensor([[0.0, 0.0], [0.0, 1.0], [9.0, 0.0], [0.0, 20.0]])
-    start = torch.tensor([[0.0, 0.0], [500.0, 0.0], [600.0, 0.0], [700.0, 0.0]])
-    ends = one_lloyd(x, start, bounded=bounded)
-    assert sorted(nearest(x, ends.centers[0]).tolist()) == [0, 1, 2, 3]
-    assert float(ends.explained[0]) == pytest.approx(float(x.square().sum()))
-
-
-@WAYS
-def test_a_start_that_needs_refilling_does_not_disturb_the_others(bounded):
-    x, _ = blobs()
-    good, bad = x[:4], torch.cat([x[:3], torch.full((1, 5), 1e3)])
-    both = lloyd(Rows.of(x, 4), torch.stack([good, bad]), max_iterations=50, tolerance=0.0, bounded=bounded)
-    alone = one_lloyd(x, good, bounded=bounded, max_iterations=50)
-    torch.testing.assert_close(both.centers[0], alone.centers[0])
-    assert len(nearest(x, both.centers[1]).unique()) == 4
 
 
 # --- k-means as a whole -----------------------------------------------------------------------------------------------
@@ -222,7 +200,7 @@ def test_as_good_as_scikit_learn_on_digits():
     assert kmeans(x, 10, generator=rng()).inertia <= 1.005 * theirs
 
 
-def test_more_starts_are_never_worse_and_the_best_is_returned():
+def test_the_best_start_is_returned():
     x, _ = blobs(num=15, each=20, dim=2, spread=1.5)
     rows = Rows.of(x - x.mean(dim=0), 15)
     starts = plus_plus(rows, 15, chosen=x[:0], num_starts=8, generator=rng(3))
@@ -248,16 +226,13 @@ def test_same_seed_same_result_and_the_input_is_left_alone():
 
 @pytest.mark.parametrize("shift", [0.0, 1e4])
 @pytest.mark.parametrize("size", [1e-8, 1.0, 1e8])
-def test_offset_scale_and_number_type_do_not_matter(shift, size):
+def test_offset_and_scale_do_not_matter(shift, size):
     x, y = blobs()
     moved = (x.double() + shift) * size
     found = kmeans(moved, 6, generator=rng())
     assert adjusted_rand_score(y, found.assignment) == 1.0
     want = sum(float((moved[y == k] - moved[y == k].mean(dim=0)).square().sum()) for k in range(6))
     assert found.inertia == pytest.approx(want, rel=0.02)
-
-
-# --- edges ------------------------------------------------------------------------------------------------------------
 
 
 def test_one_cluster_is_the_mean():
@@ -287,37 +262,19 @@ def test_as_many_clusters_as_rows(seed):
 def test_more_clusters_than_distinct_points(distinct):
     x = torch.randn(distinct, 4, generator=rng()).repeat(5, 1)
     found = kmeans(x, distinct + 2, generator=rng())
-    assert torch.isfinite(found.centers).all()
     assert found.inertia == pytest.approx(0.0, abs=1e-8)
     assert len(found.assignment.unique()) == distinct
     assert torch.cdist(found.centers, x).amin(dim=1).max() < 1e-3  # the idle ones stay on rows
-    assert found.iterations < 10
 
 
-def test_one_row():
-    found = kmeans(torch.tensor([[3.0, 4.0]]), 1, generator=rng())
-    assert found.centers.tolist() == [[3.0, 4.0]]
-    assert (found.assignment.tolist(), found.inertia) == ([0], 0.0)
-
-
-# --- k-means++ --------------------------------------------------------------------------------------------------------
-
-
-def test_draws_fall_on_rows_and_each_start_draws_for_itself():
-    x, _ = blobs()
-    starts = plus_plus(Rows.of(x, 6), 6, chosen=x[:0], num_starts=4, generator=rng())
-    assert starts.shape == (4, 6, 5)
-    assert all(any(torch.equal(c, row) for row in x) for c in starts.flatten(0, 1))
-    assert not torch.equal(starts[0], starts[1])
-
-
-def test_draws_cover_separated_blobs_and_avoid_the_chosen():
-    x, y = blobs()
-    seen = torch.stack([x[y == k].mean(dim=0) for k in range(2)])
-    starts = plus_plus(Rows.of(x, 6), 4, chosen=seen, num_starts=20, generator=rng())
-    assert torch.equal(starts[:, :2], seen.expand(20, -1, -1))
-    covered = torch.stack([y[torch.cdist(s[2:], x).argmin(dim=1)].sort().values for s in starts])
-    assert (covered == torch.arange(2, 6)).all(dim=1).float().mean() > 0.9
+@WAYS
+def test_idle_clusters_do_not_wander(bounded):
+    for seed in range(20):
+        x = torch.randn(1 + seed % 5, 1 + seed % 7 * 9, generator=rng(seed)).repeat(4, 1)
+        rows = Rows.of(x, len(x))
+        starts = plus_plus(rows, len(x), chosen=x[:0], num_starts=2, generator=rng(seed))
+        ends = lloyd(rows, starts, max_iterations=200, tolerance=0.0, bounded=bounded)
+        assert max(ends.iterations) < 40
 
 
 def test_chances_are_squared_distances(monkeypatch):
@@ -325,20 +282,17 @@ def test_chances_are_squared_distances(monkeypatch):
     monkeypatch.setattr(math, "log", lambda _: -1.0)
     x = torch.tensor([[0.0], [1.0], [2.0], [3.0]])
     starts = plus_plus(Rows.of(x, 2), 1, chosen=x[:1], num_starts=20_000, generator=rng())
+    assert (starts[:, 0] == 0).all()
     share = torch.bincount(starts[:, 1, 0].long(), minlength=4) / 20_000
     torch.testing.assert_close(share, torch.tensor([0.0, 1.0, 4.0, 9.0]) / 14, rtol=0, atol=0.012)
 
 
 def test_of_the_candidates_the_one_that_leaves_least_is_taken():
-    # Nearly all weight lies in the heap at 10; one row at 11 is drawn less often, and rarely the better choice.
     x = torch.cat([torch.zeros(1, 1), torch.full((50, 1), 10.0), torch.full((20, 1), -9.0)])
     starts = plus_plus(Rows.of(x, 2), 1, chosen=x[:1], num_starts=2000, generator=rng())
     drawn = 50 * 100 / (50 * 100 + 20 * 81)
     share = (starts[:, 1, 0] == 10).float().mean().item()
     assert share == pytest.approx(1 - (1 - drawn) ** 2, abs=0.02)  # L = 2: -9 only when both candidates are
-
-
-# --- semi-supervised --------------------------------------------------------------------------------------------------
 
 
 def half_labeled(y, num_seen):
@@ -380,28 +334,13 @@ def test_labels_help_to_recognize_the_seen_digits():
     assert min(gains) > -0.02, gains
 
 
-def test_only_seen_classes_need_one_start_and_no_draw():
+@pytest.mark.parametrize("every", [1, 2])
+def test_only_seen_classes(every):
     x, y = blobs()
-    found = kmeans(x, 6, generator=rng(), labels=half_labeled(y, 6), num_seen=6)
-    assert torch.equal(found.assignment, y)
-
-
-def test_everything_labeled():
-    x, y = blobs()
-    found = kmeans(x, 6, generator=rng(), labels=y, num_seen=6)
+    labels = torch.where(torch.arange(len(y)) % every == 0, y, -1)  # with every = 1 no row is left to choose
+    found = kmeans(x, 6, generator=rng(), labels=labels, num_seen=6)
     assert torch.equal(found.assignment, y)
     torch.testing.assert_close(found.centers[2], x[y == 2].mean(dim=0), rtol=1e-4, atol=1e-4)
-
-
-def test_labels_of_minus_one_change_nothing():
-    x, _ = digits()
-    plain = kmeans(x, 10, num_starts=2, generator=rng())
-    blank = kmeans(x, 10, num_starts=2, generator=rng(), labels=torch.full((len(x),), -1))
-    assert torch.equal(plain.assignment, blank.assignment)
-    assert plain.inertia == blank.inertia
-
-
-# --- errors -----------------------------------------------------------------------------------------------------------
 
 
 SIX = torch.ones(6, 2)
@@ -416,7 +355,6 @@ def six_with(value):
     [
         (SIX, {"k": 7}, DataError, "7 clusters need as many unlabeled rows, and there are 6. Lower num_clusters = 7"),
         (six_with(math.nan), {}, DataError, "1 of 6 rows of x hold NaN or infinity, the first is row 4. Drop"),
-        (six_with(math.inf), {}, DataError, "1 of 6 rows of x hold NaN or infinity, the first is row 4. Drop"),
         (six_with(1e30), {}, DataError, "x reaches 1.0e+30: its squares are too large for float32. Scale it down."),
         (torch.ones(6), {}, DataError, "x has shape (6,); k-means needs one row per sample: (M, D)."),
         (torch.ones(6, 0), {}, DataError, "x has shape (6, 0); k-means needs one row per sample: (M, D)."),
@@ -440,9 +378,6 @@ def test_what_cannot_be_clustered_is_refused(x, settings, error, message):
     assert message in str(raised.value)
 
 
-# --- names ------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("seed", range(20))
 def test_naming_is_the_best_of_all(seed):
     g = rng(seed)
@@ -462,10 +397,3 @@ def test_blobs_get_the_names_of_their_labels():
     assert torch.equal(named[y < 3], y[y < 3])
     assert adjusted_rand_score(y, named) == 1.0
     assert set(named[y >= 3].tolist()) == {3, 4, 5}
-
-
-def test_the_seed_decides():
-    x, _ = digits()
-    labels = torch.full((len(x),), -1)
-    a, b = (cluster_and_name(x, labels, num_clusters=10, num_seen=0, seed=1) for _ in range(2))
-    assert torch.equal(a, b)
