@@ -38,10 +38,13 @@ class DataConfig:
     name: str  # a data set by name, or "folder" / "list" for your own files
     root: str | None = None  # where its files lie; None: ~/.cache/opencon
     image_size: int | None = None  # side in pixels for "folder" and "list"; others have their own
+    # "folder" and "list": images that take more than this (1e9 bytes) are read from their files while training; 0: always.
+    memory_gb: float | None = None  # None: half of the memory of the machine or of its GPU, whichever is smaller
 
     def __post_init__(self) -> None:
-        size = self.image_size
+        size, gb = self.image_size, self.memory_gb
         require(size is None or size >= 8, f"data.image_size = {size} must be at least 8 pixels.")
+        require(gb is None or 0 <= gb < float("inf"), f"data.memory_gb = {gb} must be a number of GB, 0 or more.")
 
 
 @dataclass(frozen=True, kw_only=True)

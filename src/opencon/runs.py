@@ -21,15 +21,17 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from safetensors.torch import save_file
 from torch import Tensor
 
 from opencon.config import differences
 from opencon.errors import ConfigError, RunError
 
-# Settings that may change when a run is resumed: where files lie, and how often it looks, measures and saves.
-HARMLESS = {"data.root", "encoder.weights", "train.log_every", "train.save_seconds", "eval.every"}
+# Settings that may change when a run is resumed: where files lie and how they are read, how often it looks and saves.
+HARMLESS = {"data.root", "data.memory_gb", "encoder.weights", "train.log_every", "train.save_seconds", "eval.every"}
 
 
 class RunFolder:
@@ -75,6 +77,20 @@ class RunFolder:
         """Write one JSON file."""
         text = _to_json(data, indent=1)
         self._atomically(self.path / name, lambda partial: partial.write_text(text, encoding="utf-8"))
+
+    def write_text(self, name: str, text: str) -> None:
+        """Write one text file; names of files may hold bytes that are no text, and come out as they were."""
+        encoded = text.encode("utf-8", "surrogateescape")
+        self._atomically(self.path / name, lambda partial: partial.write_bytes(encoded))
+
+    def write_array(self, name: str, array: NDArray[Any]) -> None:
+        """Write one array as .npy."""
+
+        def write(partial: Path) -> None:
+            with partial.open("wb") as file:
+                np.save(file, array, allow_pickle=False)
+
+        self._atomically(self.path / name, write)
 
     def read_json(self, name: str) -> dict[str, Any]:
         """Read one JSON file of the run."""

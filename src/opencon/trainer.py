@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import closing
 from typing import Any
 
 import torch
@@ -39,12 +40,14 @@ def fit(
         set_learning_rate(optimizer, learning_rate(config, epoch))
         method.train()
         method.before_epoch(Epoch(epoch, config.epochs, features))
-        step.start_epoch(loader.draw(epoch))
-        for index in range(len(loader)):
-            advance()
-            if (index + 1) % config.log_every == 0:
-                step.check(epoch)
-                on_step(epoch, index + 1)
+        draws = loader.draw(epoch)
+        step.start_epoch(draws)
+        with closing(loader.feed(draws)) as feed:
+            for index in feed:
+                advance()
+                if (index + 1) % config.log_every == 0:
+                    step.check(epoch)
+                    on_step(epoch, index + 1)
         step.check(epoch)
         check_weights(method, epoch)
         on_epoch(epoch, step.means())

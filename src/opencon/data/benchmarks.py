@@ -352,7 +352,7 @@ def _inspect_files(config: DataConfig, info: DatasetInfo, download: bool) -> Dat
 
 
 def _load_files(config: DataConfig, info: DatasetInfo, download: bool) -> Dataset:
-    train = load_listing(_listing(config), info.image_size)
+    train = load_listing(_listing(config), info.image_size, config.memory_gb)
     return Dataset(replace(info, num_train=len(train)), train, None)
 
 

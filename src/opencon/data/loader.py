@@ -1,22 +1,24 @@
 """Two streams, one batch: labeled images first, then unlabeled ones, augmented on the device.
 
-The images live on the device as one uint8 tensor. Before an epoch all its random numbers are drawn at once (`draw`: which
-images, which crops, which colors); a batch is then a pure function of them and of the step's number (`batch`), with fixed
-shapes, and the host waits for nothing. What the loader knows of classes is `labels`: the class of a labeled image, -1 for
-every other.
+The images live on the device as one uint8 tensor, or come from their files batch by batch (`streaming`). Before an epoch
+all its random numbers are drawn at once (`draw`: which images, which crops, which colors); a batch is then a pure function
+of them and of the step's number (`batch`), with fixed shapes, and the host waits for nothing but files. What the loader
+knows of classes is `labels`: the class of a labeled image, -1 for every other.
 
 Letters: T steps of an epoch, B images in a batch, V views, M images in the set.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
+from opencon.data.streaming import Images
 from opencon.runtime import generator
 
 # Purposes of the random streams of an epoch, so that they are independent of each other.
@@ -62,7 +64,7 @@ class TwoStreamLoader:
 
     def __init__(
         self,
-        images: Tensor,
+        images: Images,
         labels: Tensor,
         *,
         batch_shares: tuple[int, int],
@@ -73,6 +75,8 @@ class TwoStreamLoader:
         self.images = images  # (M, channels, H, W) uint8
         self.labels = labels  # (M,)
         self.num_labeled, self.num_unlabeled = batch_shares
+        # Streamed images are put here before each step, always at the same address, for a recorded step to read.
+        self.buffer = torch.empty(0) if isinstance(images, Tensor) else images.buffer(sum(batch_shares))
         self.augment = augment
         self.num_views = num_views
         self.seed = seed
@@ -102,10 +106,23 @@ class TwoStreamLoader:
         params = tuple(self.augment.draw(rows.numel(), (height, width), rng) for _ in range(self.num_views))
         return Draws(rows, tree_map(lambda t: t.view(*rows.shape, *t.shape[1:]), params))
 
+    def feed(self, draws: Draws) -> Generator[int, None, None]:
+        """The steps of an epoch, one by one: when a step is handed out, `batch` can be called for it.
+
+        Close it if the epoch ends early, so that nothing is decoded any more.
+        """
+        if isinstance(self.images, Tensor):
+            yield from range(self.num_steps)
+            return
+        rows = draws.rows.cpu().unbind()  # host sync, once an epoch
+        with closing(self.images.batches(rows, self.buffer)) as batches:
+            for step, _ in enumerate(batches):
+                yield step
+
     def batch(self, draws: Draws, step: Tensor) -> Batch:
         """The batch of one step; `step` is a tensor (1,) so that a captured graph can count on."""
         now = tree_map(lambda t: t.index_select(0, step)[0], draws)
-        images = self.images[now.rows]
+        images = self.images[now.rows] if isinstance(self.images, Tensor) else self.buffer
         views = tuple(self.augment.apply(images, params) for params in now.params)
         return Batch(views, self.labels[now.rows], self.num_labeled)
 

@@ -1,17 +1,19 @@
 """Where images come from: arrays, a folder with one sub-folder per class, or a list file.
 
-Whatever the source, the result is an `ImageSet`: every image as uint8 in one tensor on the CPU. An image that cannot be
-read is set aside and named; it is fatal only where a class is left without images.
+Whatever the source, the result is an `ImageSet`: every image as uint8 in one tensor on the CPU or, where files would take
+too much memory, a `StreamedImages` in its place. An image that cannot be read is set aside and named; it is fatal only
+where a class is left without images.
 
 Letters: M images, H height, W width.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import warnings
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +26,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
 from opencon.data.listings import Listing, list_folder, list_from_file, printable
+from opencon.data.streaming import PIECE, Images, StreamedImages
 from opencon.errors import DataError
 
 # Twice Pillow's own warning level, which is where Pillow refuses too. Fixed here, so that the same images are read
@@ -37,7 +40,7 @@ DECODE_THREADS = 8  # ours: Pillow releases the lock while decoding; more thread
 class ImageSet:
     """Images with their true classes. The classes are for splitting and scoring only, never for a training step."""
 
-    images: Tensor  # (M, channels, H, W) uint8, on the CPU
+    images: Images  # (M, channels, H, W) uint8, on the CPU
     classes: Tensor  # (M,) int64
     class_names: tuple[str, ...]
     files: tuple[str, ...] = ()  # where the images came from, if from files
@@ -45,7 +48,7 @@ class ImageSet:
 
     def __post_init__(self) -> None:
         images, classes = self.images, self.classes
-        if images.dtype != torch.uint8 or images.ndim != 4 or images.numel() == 0:
+        if images.dtype != torch.uint8 or len(images.shape) != 4 or 0 in images.shape:
             raise DataError(
                 f"images are {_described(images)}; expected uint8 of shape (M, channels, H, W) with at least one image."
             )
@@ -129,7 +132,7 @@ def _channels_first(pixels: Tensor) -> Tensor:
     return (pixels if first else pixels.permute(0, 3, 1, 2)).contiguous()
 
 
-def _described(values: Tensor) -> str:
+def _described(values: Images) -> str:
     return f"{str(values.dtype).removeprefix('torch.')} of shape {tuple(values.shape)}"
 
 
@@ -146,11 +149,21 @@ def from_list(list_file: str | Path, image_size: int, root: str | Path | None = 
     return load_listing(list_from_file(list_file, root), image_size)
 
 
-def load_listing(listing: Listing, image_size: int) -> ImageSet:
-    """Decode the files of a listing; those that cannot be read end in `problems`."""
-    images, kept, problems = read_images(listing.paths, image_size)
+def load_listing(listing: Listing, image_size: int, memory_gb: float | None = math.inf) -> ImageSet:
+    """The images of a listing; those that cannot be read end in `problems`.
+
+    Decoded now or, if they would take more than `memory_gb` (None: `spare_memory_gb`), when they are needed. In that case
+    only their headers are read here, and a file that is damaged further on fails later (`StreamedImages` says how).
+    """
+    paths = listing.paths
+    images: Images
+    if len(paths) * 3 * image_size**2 / 1e9 <= (spare_memory_gb() if memory_gb is None else memory_gb):
+        images, kept, problems = read_images(paths, image_size)
+    else:
+        kept, problems = _sift(paths, lambda i: _open(paths[i]).close())
+        images = StreamedImages([paths[i] for i in kept], image_size, _decode)
     if not kept:
-        raise DataError(f"none of the {len(listing.paths)} images can be read. The first: {problems[0]}")
+        raise DataError(f"none of the {len(paths)} images can be read. The first: {problems[0]}")
     classes = torch.tensor([listing.classes[i] for i in kept])
     counts = torch.bincount(classes, minlength=len(listing.class_names))  # (C,)
     for c, name in enumerate(listing.class_names):
@@ -163,6 +176,19 @@ def load_listing(listing: Listing, image_size: int) -> ImageSet:
     return ImageSet(images, classes, listing.class_names, files, listing.problems + problems)
 
 
+def spare_memory_gb() -> float:
+    """Half of the memory of this machine, or of its GPU if that is smaller: the images live in both.
+
+    Ours: the other half is for the network, its activations and everybody else.
+    """
+    sizes = [8e9]  # where the system does not say
+    if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
+        sizes = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
+    if torch.cuda.is_available():
+        sizes.append(torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory)
+    return min(sizes) / 2 / 1e9
+
+
 def read_images(paths: Sequence[Path], image_size: int) -> tuple[Tensor, list[int], tuple[str, ...]]:
     """Decode image files: the images in order, which of the paths they are, and a line for each that failed.
 
@@ -170,9 +196,19 @@ def read_images(paths: Sequence[Path], image_size: int) -> tuple[Tensor, list[in
     """
     images = torch.empty(len(paths), 3, image_size, image_size, dtype=torch.uint8)
 
-    def fill(i: int) -> str | None:
+    def fill(i: int) -> None:
+        images[i] = torch.from_numpy(_decode(paths[i], image_size))
+
+    kept, problems = _sift(paths, fill)
+    return images if len(kept) == len(paths) else images[kept], kept, problems
+
+
+def _sift(paths: Sequence[Path], read: Callable[[int], None]) -> tuple[list[int], tuple[str, ...]]:
+    """Read path after path, in threads: the numbers of those that could be, and a line for each that could not."""
+
+    def reason(i: int) -> str | None:
         try:
-            images[i] = torch.from_numpy(_decode(paths[i], image_size))
+            read(i)
         except Image.DecompressionBombError:
             return f"has too many pixels to decode (the limit is {MAX_PIXELS:,}). Shrink it."
         except UnidentifiedImageError:
@@ -181,23 +217,33 @@ def read_images(paths: Sequence[Path], image_size: int) -> tuple[Tensor, list[in
             return f"cannot be decoded ({type(err).__name__}: {err})"
         return None
 
+    def reasons(first: int) -> list[str | None]:
+        return [reason(i) for i in range(first, min(first + PIECE, len(paths)))]
+
     with warnings.catch_warnings(), ThreadPoolExecutor(DECODE_THREADS) as pool:
         warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # MAX_PIXELS decides
-        reasons = list(pool.map(fill, range(len(paths))))
-    kept = [i for i, reason in enumerate(reasons) if reason is None]
-    problems = tuple(f"{printable(path)} {reason}" for path, reason in zip(paths, reasons, strict=True) if reason)
-    return images if len(kept) == len(paths) else images[kept], kept, problems
+        found = [why for piece in pool.map(reasons, range(0, len(paths), PIECE)) for why in piece]
+    kept = [i for i, why in enumerate(found) if why is None]
+    return kept, tuple(f"{printable(path)} {why}" for path, why in zip(paths, found, strict=True) if why)
+
+
+def _open(path: Path) -> Image.Image:
+    """A file whose header says that it is an image of bearable size."""
+    if not path.is_file():  # a pipe would block for ever, a dangling link is worth a plain word
+        raise FileNotFoundError("not a file")
+    file = Image.open(path)
+    if file.width * file.height > MAX_PIXELS:
+        file.close()
+        raise Image.DecompressionBombError
+    return file
 
 
 def _decode(path: Path, size: int) -> npt.NDArray[np.uint8]:
     """One image as (3, size, size)."""
-    if not path.is_file():  # a pipe would block for ever, a dangling link is worth a plain word
-        raise FileNotFoundError("not a file")
-    with Image.open(path) as file:
-        if file.width * file.height > MAX_PIXELS:
-            raise Image.DecompressionBombError
+    with _open(path) as file:
         file.draft(None, (2 * size, 2 * size))  # a JPEG decodes at 1/2, 1/4 or 1/8, still twice the size we need
-        image = _to_rgb(ImageOps.exif_transpose(file))
+        ImageOps.exif_transpose(file, in_place=True)
+        image = _to_rgb(file)
     # Scaling only the central square is scaling everything, then cropping; but a panorama does not grow on the way.
     short = min(image.size)
     left, top = (image.width - short) / 2, (image.height - short) / 2
@@ -207,6 +253,8 @@ def _decode(path: Path, size: int) -> npt.NDArray[np.uint8]:
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:
+    if image.mode == "RGB" and "transparency" not in image.info:
+        return image  # converting would copy it
     if image.mode.startswith("I"):  # 16 bits; Pillow's own conversion would clip at 255
         values = np.asarray(image).astype(np.int64).clip(0, 65535)
         return Image.fromarray(((values * 255 + 32767) // 65535).astype(np.uint8)).convert("RGB")

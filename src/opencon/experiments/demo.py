@@ -49,6 +49,7 @@ def run_demo(out: Path, device: torch.device, *, seed: int = 0, callbacks: Callb
 
 def pixel_kmeans(bench: Workbench) -> dict[str, Any]:
     """What clustering the raw pixels gives, measured in the same way."""
+    assert isinstance(bench.images, torch.Tensor)  # digits are never streamed
     pixels = bench.images.flatten(1).float().cpu()
     split, how, rows = bench.split, bench.config.eval, bench.split.unlabeled
     named = cluster_and_name(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -18,11 +19,12 @@ from opencon.data.augment import Augment, plain_view
 from opencon.data.benchmarks import Dataset, dataset_info, load_dataset
 from opencon.data.loader import TwoStreamLoader
 from opencon.data.split import Split, batch_shares, check_split, make_split
+from opencon.data.streaming import Images
 from opencon.encoders import ENCODERS, build_embedder
 from opencon.errors import ConfigError
 from opencon.experiments.keeper import Keeper, tensorboard_writer
 from opencon.experiments.recipes import run_config
-from opencon.features import embed_images
+from opencon.features import BATCH, embed_images
 from opencon.methods import METHODS, Assignment, FeatureBank, Method, Task
 from opencon.metrics import evaluate, knn_accuracy
 from opencon.optim import build_optimizer
@@ -99,13 +101,21 @@ class Workbench:
     split: Split
     method: Method[Any]
     device: torch.device
-    images: Tensor  # training images on the device, uint8
+    images: Images  # training images on the device, uint8, or streamed to it
     labels: Tensor  # (M,) what the learner may know: the class of a labeled image, else -1
     view: Callable[[Tensor], Tensor]  # evaluation view
 
     def bank(self) -> FeatureBank:
         """The training images, embedded."""
-        return FeatureBank(embed_images(self.method, self.method.embed, self.images, self.view), self.labels)
+        return FeatureBank(self.embed(self.images), self.labels)
+
+    def embed(self, images: Images) -> Tensor:
+        """(M, D), in order; streamed images pass by in the chunks that `embed_images` would cut."""
+        rows = partial(embed_images, self.method, self.method.embed, view=self.view)
+        if isinstance(images, Tensor):
+            return rows(images)
+        with closing(images.in_order(BATCH)) as chunks:
+            return torch.cat([rows(chunk) for chunk in chunks])
 
     def score(self, on: EvaluationSet, protocol: Protocol) -> tuple[dict[str, Any], FeatureBank, Assignment]:
         """Embed, assign and compare with the truth: the record, and what it was made from."""
@@ -123,7 +133,7 @@ class Workbench:
             images = self.dataset.test.images.to(self.device)
             truth = self.dataset.test.classes
             unknown = torch.full((len(truth),), -1, device=self.device)
-            bank = FeatureBank(embed_images(self.method, self.method.embed, images, self.view), unknown)
+            bank = FeatureBank(self.embed(images), unknown)
             assignment, rows = self.method.assign(bank), torch.arange(len(truth))
         else:
             bank = self.bank()
@@ -221,6 +231,9 @@ def train(
     bench = prepare(base, device, split=split, download=download)
     if bench.method.embedder.load_report is not None:
         callbacks.say(str(bench.method.embedder.load_report))
+    if not isinstance(bench.images, Tensor):
+        gb = math.prod(bench.images.shape) / 1e9
+        callbacks.say(f"The images would take {gb:.3g} GB: they are read from their files while training.")
     problems = bench.dataset.train.problems
     for problem in problems[:MOST_PROBLEMS]:
         callbacks.say(problem)

@@ -1,0 +1,167 @@
+"""Images that do not fit in memory: decoded from their files by threads, a few batches ahead of their use.
+
+    files --threads--> slots (host, K of them, in turn) --copy--> one buffer (device) --> the step
+
+The step may be a recorded CUDA graph, which reads the same addresses at every replay: hence the one buffer. Nothing is
+overwritten while it is read, for two reasons:
+
+1. The copy into the buffer is queued on the very stream that the steps run on. A stream keeps its order, so copy t waits
+   for step t - 1 (which reads the buffer) and step t for copy t. From page-locked memory the copy is asynchronous: the
+   host goes on at once.
+2. A slot is given to the threads again only after an event recorded behind its copy has come to pass. The host waits for
+   copy t - 1 when it asks for batch t, that is, after it has queued step t - 1: the device then still has a whole step to
+   do. (Without a GPU the copy has happened when it returns.)
+
+Threads touch host memory only, never CUDA, so they may run on while a graph is recorded. The copy could be hidden behind
+the step by a stream and a second buffer of its own. It is not: for 512 images of 256 pixels it is 100 MB, about 4 ms at
+25 GB/s, against two seconds of a core for decoding them. benchmarks/worker_path.py measures both.
+
+Letters: M images, B images in a batch, T batches, K slots, S side of an image.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections import deque
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from opencon.data.listings import printable
+from opencon.errors import DataError
+
+Pixels = npt.NDArray[np.uint8]
+
+SLOTS = 4  # K, ours: one being copied, three being decoded, so that a slow file delays nothing
+PIECE = 8  # images a thread takes at once, ours: handing them out one by one would keep the main thread busy
+GRAY = 128  # stands in for a file that fails during a run
+MOST_IN_A_ROW = 256  # files that may fail one after the other, ours: more are no damaged files but a disk that is gone
+
+
+class StreamedImages:
+    """Image files that look like one uint8 tensor (M, 3, S, S) as far as its shape, and are read batch by batch.
+
+    A file that fails is replaced by a gray image with a warning that names it, once; only if `MOST_IN_A_ROW` fail one
+    after the other it is a DataError.
+
+    Args:
+        files: one per image; their headers have been looked at before.
+        image_size: S.
+        decode: a file and S to (3, S, S); called by several threads at once.
+        device: where batches are wanted.
+        threads: that decode; None: one for every core this process may use.
+    """
+
+    dtype = torch.uint8
+
+    def __init__(
+        self,
+        files: Sequence[Path],
+        image_size: int,
+        decode: Callable[[Path, int], Pixels],
+        *,
+        device: torch.device | str = "cpu",
+        threads: int | None = None,
+    ) -> None:
+        self.files = files
+        self.decode = decode
+        self.device = torch.device(device)
+        self.threads = threads or usable_cores()
+        self.shape = torch.Size((len(files), 3, image_size, image_size))
+        self.failed: set[int] = set()  # that have been warned about
+        self.in_a_row = 0
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def to(self, device: torch.device) -> StreamedImages:
+        """The same files, for another device."""
+        return StreamedImages(self.files, self.shape[-1], self.decode, device=device, threads=self.threads)
+
+    def buffer(self, num_images: int) -> Tensor:
+        """A place for batches on the device: (num_images, 3, S, S)."""
+        return torch.empty(num_images, *self.shape[1:], dtype=self.dtype, device=self.device)
+
+    def in_order(self, num_images: int) -> Generator[Tensor, None, None]:
+        """Every image, `num_images` at a time; each chunk is overwritten by the next."""
+        rows = torch.split(torch.arange(len(self)), num_images)
+        return self.batches(rows, self.buffer(len(rows[0])))
+
+    def batches(self, rows: Sequence[Tensor], buffer: Tensor) -> Generator[Tensor, None, None]:
+        """Copy the images of each of T row lists (on the CPU) into `buffer`, in turn, and yield the part that is filled.
+
+        Whatever reads a batch must have run, or be queued on the current stream, before the next one is asked for.
+        Close the generator to let go of the threads; it waits for none of them.
+        """
+        is_cuda = buffer.device.type == "cuda"
+        num_slots = min(SLOTS, len(rows))
+        slots = [torch.empty(buffer.shape, dtype=self.dtype, pin_memory=is_cuda) for _ in range(num_slots)]
+        copied = torch.cuda.Event(blocking=True) if is_cuda else None  # type: ignore[no-untyped-call, unused-ignore]
+        pool = ThreadPoolExecutor(self.threads, thread_name_prefix="decode")
+        decoding: deque[list[Future[list[str | None]]]] = deque()
+
+        def start(t: int) -> None:
+            place, chosen = slots[t % num_slots].numpy(), rows[t].tolist()
+            starts = range(0, len(chosen), PIECE)
+            decoding.append([pool.submit(self._fill, place[i : i + PIECE], chosen[i : i + PIECE]) for i in starts])
+
+        try:
+            for t in range(num_slots):
+                start(t)
+            for t, chosen in enumerate(rows):
+                if 0 < t <= len(rows) - num_slots:
+                    if copied is not None:
+                        copied.synchronize()  # host sync: the slot of batch t - 1 is free
+                    start(t - 1 + num_slots)
+                reasons = [reason for piece in decoding.popleft() for reason in piece.result()]
+                self._report(chosen, reasons)
+                filled = buffer[: len(chosen)]
+                filled.copy_(slots[t % num_slots][: len(chosen)], non_blocking=True)
+                if copied is not None:
+                    copied.record(torch.cuda.current_stream(buffer.device))
+                yield filled
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+    def _fill(self, place: Pixels, rows: list[int]) -> list[str | None]:
+        """Decode into `place` (len(rows), 3, S, S); for each image None, or why it is gray."""
+        reasons: list[str | None] = []
+        for image, row in zip(place, rows, strict=False):  # place may reach beyond a short last batch
+            try:
+                # NumPy, not torch, which would start threads of its own below each of ours.
+                image[...] = self.decode(self.files[row], self.shape[-1])
+                reasons.append(None)
+            except Exception as err:  # a damaged file can raise nearly anything inside Pillow's decoders
+                image[...] = GRAY
+                reasons.append(f"{type(err).__name__}: {err}")
+        return reasons
+
+    def _report(self, rows: Tensor, reasons: list[str | None]) -> None:
+        if not any(reasons):
+            self.in_a_row = 0
+            return
+        for row, reason in zip(rows.tolist(), reasons, strict=True):
+            self.in_a_row = self.in_a_row + 1 if reason else 0
+            name = printable(self.files[row])
+            if self.in_a_row == MOST_IN_A_ROW:
+                raise DataError(
+                    f"{MOST_IN_A_ROW} files in a row cannot be decoded, the last of them {name} ({reason}). Is the disk "
+                    f"still there? Once it is, the same command goes on from the last checkpoint."
+                )
+            if reason and row not in self.failed:
+                self.failed.add(row)
+                warnings.warn(f"{name} cannot be decoded ({reason}). A gray image takes its place.", stacklevel=3)
+
+
+Images = Tensor | StreamedImages  # the two ways in which a set of images can be at hand
+
+
+def usable_cores() -> int:
+    """Cores that this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
