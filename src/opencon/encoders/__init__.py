@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from opencon.config import EncoderConfig, Precision
 from opencon.encoders.base import Encoder
 from opencon.encoders.convnet import ConvNet
+from opencon.encoders.efficientnet_lite import MEAN, STD, efficientnet_lite0, load_installed
 from opencon.encoders.embedder import Embedder
 from opencon.encoders.heads import projection_head
 from opencon.encoders.resnet import resnet18, resnet18_cifar, resnet50
@@ -15,7 +16,18 @@ from opencon.encoders.vit import vit_b16, vit_s16
 from opencon.encoders.weights import LoadReport, load_weights
 from opencon.registry import Registry
 
-__all__ = ["ENCODERS", "Embedder", "Encoder", "EncoderEntry", "LoadReport", "build_embedder", "load_weights"]
+__all__ = [
+    "ENCODERS",
+    "INSTALLED",
+    "Embedder",
+    "Encoder",
+    "EncoderEntry",
+    "LoadReport",
+    "build_embedder",
+    "load_weights",
+]
+
+INSTALLED = "installed"  # encoder.weights for those that come with a package
 
 
 @dataclass(frozen=True)
@@ -26,6 +38,9 @@ class EncoderEntry:
     image_size: int  # pixels it is usually given
     num_features: int
     paper: str
+    load_installed: Callable[[Encoder], LoadReport] | None = None  # weights that come with a package
+    mean: tuple[float, ...] = (0.5,)  # of pixels in [0, 1], as those weights expect it
+    std: tuple[float, ...] = (0.5,)
 
 
 ENCODERS: Registry[EncoderEntry] = Registry("encoder")
@@ -33,6 +48,10 @@ ENCODERS.add("convnet", EncoderEntry(ConvNet, 8, 128, "ours: three to six convol
 ENCODERS.add("resnet18_cifar", EncoderEntry(resnet18_cifar, 32, 512, "He et al. 2016; stem: SimCLR, Chen et al. 2020"))
 ENCODERS.add("resnet18", EncoderEntry(resnet18, 224, 512, "He et al. 2016, arXiv:1512.03385"))
 ENCODERS.add("resnet50", EncoderEntry(resnet50, 224, 2048, "He et al. 2016, arXiv:1512.03385"))
+ENCODERS.add(
+    "efficientnet_lite0",
+    EncoderEntry(efficientnet_lite0, 224, 1280, "Tan and Le 2019, arXiv:1905.11946", load_installed, MEAN, STD),
+)
 ENCODERS.add("vit_s16", EncoderEntry(vit_s16, 224, 384, "Dosovitskiy et al. 2021; size of DeiT, Touvron et al. 2021"))
 ENCODERS.add("vit_b16", EncoderEntry(vit_b16, 224, 768, "Dosovitskiy et al. 2021, arXiv:2010.11929"))
 
@@ -44,8 +63,13 @@ def build_embedder(
 
     Random weights come from torch's default generator: seed it first.
     """
-    encoder = ENCODERS[config.name].build(in_channels, image_size)
-    report = load_weights(encoder, config.weights) if config.weights is not None else None
+    entry = ENCODERS[config.name]
+    encoder = entry.build(in_channels, image_size)
+    report = None
+    if config.weights == INSTALLED and entry.load_installed is not None:
+        report = entry.load_installed(encoder)
+    elif config.weights is not None:
+        report = load_weights(encoder, config.weights)
     encoder.freeze(config.train_from, config.frozen_norm)
     head = projection_head(encoder.num_features, config.head_dim, config.head_hidden)
     embedder = Embedder(encoder, head, config, precision)

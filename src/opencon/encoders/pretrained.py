@@ -1,0 +1,120 @@
+"""An encoder that is ready to use, from one word: a name with installed weights, a file of a run, or `timm:NAME`."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import torch
+from torch import nn
+
+from opencon.encoders import ENCODERS
+from opencon.encoders.base import Encoder
+from opencon.encoders.timm import PREFIX, timm_encoder
+from opencon.encoders.weights import load_weights
+from opencon.errors import ConfigError, DataError
+from opencon.registry import did_you_mean
+
+RUN_FILE = "encoder.safetensors"  # what a finished run leaves
+
+
+@dataclass(frozen=True, eq=False)
+class PretrainedEncoder:
+    """A network with its weights, in evaluation mode, and what it expects of an image."""
+
+    name: str  # of the network; the weights are told apart by `fingerprint`
+    net: Encoder
+    image_size: int
+    mean: tuple[float, ...]  # per channel, or one for all, of pixels in [0, 1]
+    std: tuple[float, ...]
+    fingerprint: str  # of the weights
+
+
+def open_encoder(word: str, image_size: int | None = None) -> PretrainedEncoder:
+    """The encoder that a word names.
+
+    Args:
+        word: "efficientnet_lite0" (its weights are installed), the path of a run folder or of its encoder.safetensors,
+            or "timm:NAME".
+        image_size: side of the images in pixels; None: what the network is usually given.
+    """
+    if word.startswith(PREFIX):
+        timm_net = timm_encoder(word.removeprefix(PREFIX), image_size=image_size)
+        return _ready(word, timm_net, timm_net.image_size, timm_net.mean, timm_net.std)
+    path = Path(word).expanduser()
+    if path.suffix == ".safetensors" or path.is_dir():
+        return _from_run(path / RUN_FILE if path.is_dir() else path, image_size)
+    return _installed(word, image_size)
+
+
+def _installed(name: str, image_size: int | None) -> PretrainedEncoder:
+    others = f"the folder of a finished run (it has {RUN_FILE}) or {PREFIX}NAME"
+    able = [known for known in ENCODERS.names() if ENCODERS[known].load_installed is not None]
+    if name not in ENCODERS:
+        hint = did_you_mean(name, able)
+        raise ConfigError(f"unknown encoder {name!r}.{hint} Allowed: {', '.join(able)}, {others}.")
+    entry = ENCODERS[name]
+    if entry.load_installed is None:
+        raise ConfigError(
+            f"encoder {name!r} would start at random: no weights for it are installed. Use {', '.join(able)}, {others}."
+        )
+    size = image_size or entry.image_size
+    net = entry.build(3, size)
+    entry.load_installed(net)
+    return _ready(name, net, size, entry.mean, entry.std)
+
+
+def _from_run(path: Path, image_size: int | None) -> PretrainedEncoder:
+    try:
+        with safetensors.safe_open(path, "pt") as file:
+            name = (file.metadata() or {}).get("encoder", "")
+            shapes = {key: file.get_slice(key).get_shape() for key in file.keys()}  # noqa: SIM118 (no mapping)
+    except (OSError, safetensors.SafetensorError) as err:
+        raise DataError(f"the encoder {path} cannot be read ({err}). Give the folder of a finished run.") from err
+    if name not in ENCODERS:
+        raise DataError(
+            f"{path} does not say which encoder it holds. Give the {RUN_FILE} that `opencon train` or `pretrain` wrote."
+        )
+    entry, config = ENCODERS[name], _config_beside(path)
+    own, data, augment = (config.get(section) or {} for section in ("encoder", "data", "augment"))
+    in_channels, size = 3, augment.get("size") or data.get("image_size") or entry.image_size
+    if name == "convnet":  # the one network whose shape depends on the images: a stage for each doubling of the side
+        in_channels, size = shapes["conv1.conv.weight"][1], 2 ** sum(key.endswith("conv.weight") for key in shapes)
+    net = entry.build(in_channels, image_size or size)
+    load_weights(net, path)
+    mean, std = (tuple(own.get(key, default)) for key, default in (("mean", entry.mean), ("std", entry.std)))
+    return _ready(name, net, image_size or size, mean, std)
+
+
+def _config_beside(path: Path) -> dict[str, Any]:
+    try:
+        config = json.loads((path.parent / "config.json").read_text(encoding="utf-8"))
+        return config if isinstance(config, dict) else {}
+    except (OSError, ValueError):
+        warnings.warn(
+            f"there is no readable config.json beside {path}: its images are normalized as is usual for its encoder, "
+            f"which may not be how it was trained.",
+            stacklevel=4,
+        )
+        return {}
+
+
+def _ready(
+    name: str, net: Encoder, image_size: int, mean: tuple[float, ...], std: tuple[float, ...]
+) -> PretrainedEncoder:
+    net.eval()
+    return PretrainedEncoder(name, net, image_size, mean, std, fingerprint(net))
+
+
+def fingerprint(module: nn.Module) -> str:
+    """SHA-256 over names, types, shapes and bytes of every tensor."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(module.state_dict().items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)};".encode())
+        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()

@@ -1,0 +1,62 @@
+"""An encoder whose weights are kept beside a model: by what it is known again, and how it is built from its file."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import safetensors.torch
+from safetensors import SafetensorError
+
+from opencon.encoders import ENCODERS
+from opencon.encoders.base import Encoder
+from opencon.encoders.pretrained import PretrainedEncoder, fingerprint
+from opencon.encoders.timm import PREFIX, timm_encoder
+from opencon.errors import DataError
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncoderFacts:
+    """All that is to know of an encoder besides its weights, and the fingerprint of these."""
+
+    name: str
+    in_channels: int
+    image_size: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    fingerprint: str
+
+    @classmethod
+    def of(cls, encoder: PretrainedEncoder) -> EncoderFacts:
+        """Those of an open encoder."""
+        return cls(
+            name=encoder.name,
+            in_channels=encoder.net.in_channels,
+            image_size=encoder.image_size,
+            mean=tuple(encoder.mean),
+            std=tuple(encoder.std),
+            fingerprint=encoder.fingerprint,
+        )
+
+    def changes(self, other: EncoderFacts) -> list[str]:
+        """In what two encoders differ, in words."""
+        mine, theirs = asdict(self), asdict(other)
+        return ["weights" if key == "fingerprint" else key for key in mine if mine[key] != theirs[key]]
+
+
+def stored_encoder(path: Path, facts: EncoderFacts) -> PretrainedEncoder:
+    """The encoder of these facts with the weights of a safetensors file; needs no package that brings weights."""
+    try:
+        net: Encoder
+        if facts.name.startswith(PREFIX):
+            net = timm_encoder(facts.name.removeprefix(PREFIX), image_size=facts.image_size, pretrained=False)
+        else:
+            net = ENCODERS[facts.name].build(facts.in_channels, facts.image_size)
+        net.load_state_dict(safetensors.torch.load_file(path))
+    except (OSError, RuntimeError, SafetensorError) as err:
+        reason = str(err).splitlines()[0]
+        raise DataError(
+            f"the encoder {path} cannot be read ({reason}). Copy the whole folder of the model again."
+        ) from err
+    net.eval()
+    return PretrainedEncoder(facts.name, net, facts.image_size, facts.mean, facts.std, fingerprint(net))
