@@ -67,18 +67,11 @@ def embedding_figure(
         projection: "pca", "tsne", or "auto": t-SNE for 30 to 5000 images, else PCA.
         seed: of t-SNE.
     """
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError as err:
-        raise MissingExtraError("matplotlib", "plots", "drawing the figure", err) from err
-
+    figure = blank_figure(SIZE)
     z = np.asarray(z, dtype=np.float64)
     truth, predicted, novelty = np.asarray(truth), np.asarray(predicted), np.asarray(novelty, dtype=np.float64)
     _check(z, truth, predicted, novelty, class_names)
 
-    figure = Figure(figsize=SIZE, dpi=DPI, facecolor="white")
-    FigureCanvasAgg(figure)
     figure.text(0.02, 0.945, title, fontsize=14, fontweight="bold", color=INK)
     naming = match(predicted, truth)
     is_right = np.array([naming.get(int(p), -1) for p in predicted]) == truth
@@ -87,11 +80,27 @@ def embedding_figure(
     _draw_embedding(left, xy, truth, is_right, num_seen, class_names)
     figure.text(0.02, 0.88, f"Embedding, colored by true class ({name_of_projection})", fontsize=12, color=INK)
     right = figure.add_axes((0.65, 0.125, 0.335, 0.685))
-    _draw_novelty(right, novelty, truth >= num_seen, threshold)
+    draw_novelty(right, novelty, truth >= num_seen, threshold)
     figure.text(0.65, 0.88, "Novelty score", fontsize=12, color=INK)
+    return save_png(figure, path)
 
+
+def blank_figure(size: tuple[float, float]) -> Any:
+    """A white figure of so many inches that is drawn by Agg, without pyplot and its global state."""
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError as err:
+        raise MissingExtraError("matplotlib", "plots", "drawing the figure", err) from err
+    figure = Figure(figsize=size, dpi=DPI, facecolor="white")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def save_png(figure: Any, path: Path, **options: Any) -> Path:
+    """Write the picture under a temporary name, then rename it: nothing half drawn stays behind."""
     partial = path.with_name(path.name + ".partial")
-    figure.savefig(partial, format="png", metadata={"Software": None})  # same picture, same bytes
+    figure.savefig(partial, format="png", metadata={"Software": None}, **options)  # same picture, same bytes
     os.replace(partial, path)
     return path
 
@@ -150,14 +159,20 @@ def _draw_embedding(
         ("^", NOVEL, NOVEL, _count("novel", truth[~is_seen])),
         ("o", "none", FAINT, f"hollow: in another group ({(~is_right).mean():.1%})"),
     ]
-    _legend(axes, [axes.scatter([], [], s=32, marker=m, fc=face, ec=edge, label=t) for m, face, edge, t in entries])
+    legend(axes, [axes.scatter([], [], s=32, marker=m, fc=face, ec=edge, label=t) for m, face, edge, t in entries])
 
 
-def _draw_novelty(axes: Any, novelty: Points, is_novel: Mask, threshold: float | None) -> None:
-    handles = []
+def novelty_bins(novelty: Points, threshold: float | None) -> Points:
+    """The 36 edges of the 35 bars, threshold included."""
     values = novelty if threshold is None else np.append(novelty, threshold)
     low, high = float(values.min()), float(values.max())
-    bins = np.linspace(low, high, 36) if high > low else np.linspace(low - 0.5, low + 0.5, 36)
+    return np.linspace(low, high, 36) if high > low else np.linspace(low - 0.5, low + 0.5, 36)
+
+
+def draw_novelty(axes: Any, novelty: Points, is_novel: Mask, threshold: float | None) -> list[Any]:
+    """Draw the novelty of seen and of novel images, each as shares; return what the legend names."""
+    handles = []
+    bins = novelty_bins(novelty, threshold)
     for name, rows, color in (("seen", ~is_novel, SEEN), ("novel", is_novel, NOVEL)):
         if rows.any():
             # Shares of each kind, so that many seen images do not flatten few novel ones.
@@ -180,13 +195,14 @@ def _draw_novelty(axes: Any, novelty: Points, is_novel: Mask, threshold: float |
         spine.set_visible(side == "bottom" or side == "left")
         spine.set_color(FAINT)
     axes.margins(x=0.02)
-    _legend(axes, handles)
+    legend(axes, handles)
+    return handles
 
 
-def _legend(axes: Any, handles: list[Any]) -> None:
+def legend(axes: Any, handles: list[Any]) -> None:
     """One line between the head of a panel and its drawing, where it covers nothing."""
-    place = {"loc": "lower left", "bbox_to_anchor": (0.0, 1.0), "borderaxespad": 0.0, "borderpad": 0.4, "ncol": 4}
-    space = {"handlelength": 1.3, "handletextpad": 0.4, "columnspacing": 1.0}
+    place = {"loc": "lower left", "bbox_to_anchor": (0.0, 1.0), "borderaxespad": 0.0, "borderpad": 0.4}
+    space = {"ncol": len(handles), "handlelength": 1.3, "handletextpad": 0.4, "columnspacing": 1.0}
     axes.legend(handles=handles, fontsize=10, frameon=False, labelcolor=INK, **place, **space)
 
 

@@ -1,0 +1,141 @@
+"""The model card: a README that says what a saved model is, how it was made, what it is for, and how to use it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+MOST_ROWS = 200  # classes and groups listed one by one, ours: a page that can still be read
+
+
+@dataclass(frozen=True, kw_only=True)
+class CardData:
+    """What a model card tells."""
+
+    title: str
+    class_names: tuple[str, ...]  # the seen classes, then the new groups
+    num_seen: int
+    sizes: tuple[int, ...]  # training photos of each
+    encoder: str
+    image_size: int  # pixels
+    novelty_threshold: float
+    outlier_threshold: float
+    version: str  # of opencon
+    facts: Mapping[str, str]  # how it was made: what to how
+
+
+def model_card(data: CardData) -> str:
+    """The card as Markdown; text that no file can hold (parts of undecodable names) is shown as "?"."""
+    num_new = len(data.class_names) - data.num_seen
+    rows = zip(data.class_names[:MOST_ROWS], data.sizes[:MOST_ROWS], strict=True)
+    listed = [f"| {_cell(name)} | {_kind(c, data)} | {size} |" for c, (name, size) in enumerate(rows)]
+    if len(data.class_names) > MOST_ROWS:
+        listed.append(f"| ... and {len(data.class_names) - MOST_ROWS} more, see model.json | | |")
+    made = {
+        "encoder": f"{data.encoder} at {data.image_size} px",
+        "head": "a small network on the encoder's features, one prototype for each class and group",
+        "made with": f"opencon {data.version}",
+    }
+    facts = [f"| {_cell(what)} | {_cell(how)} |" for what, how in (made | dict(data.facts)).items()]
+    text = CARD.format(
+        title=" ".join(data.title.split()),
+        num_seen=data.num_seen,
+        seen_noun="class" if data.num_seen == 1 else "classes",
+        num_new=num_new,
+        new_noun="group" if num_new == 1 else "groups",
+        photos=f"{sum(data.sizes):,}",
+        size=data.image_size,
+        novelty=f"{data.novelty_threshold:.4g}",
+        outlier=f"{data.outlier_threshold:.4g}",
+        classes="\n".join(listed),
+        facts="\n".join(facts),
+    )
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
+def _kind(c: int, data: CardData) -> str:
+    return "seen" if c < data.num_seen else "new"
+
+
+def _cell(text: str) -> str:
+    """Text that stays within its cell, and is shown as it is."""
+    plain = " ".join(text.split())
+    for sign in "\\|`*_<>[]":
+        plain = plain.replace(sign, f"\\{sign}")
+    return plain
+
+
+CARD = """\
+---
+library_name: opencon
+pipeline_tag: image-classification
+tags: [open-world, category-discovery, image-classification]
+---
+
+# {title}
+
+This model sorts photos. It recognizes {num_seen} seen {seen_noun} that were named with examples, and {num_new} new \
+{new_noun} that were found among photos without labels. A photo that is unlike all of them is called an outlier.
+
+## Classes and groups
+
+{photos} of the photos that it was made from belong to one of these: they carried the label, or were found to belong there.
+
+| name | kind | photos |
+|---|---|---|
+{classes}
+
+## How it was made
+
+| | |
+|---|---|
+{facts}
+
+opencon is built around OpenCon (Sun and Li, "OpenCon: Open-world Contrastive Learning", TMLR 2023).
+
+## Use
+
+```python
+from opencon.model import OpenConModel
+
+model = OpenConModel.from_pretrained(".")  # this folder
+for photo in model.predict(["photo.jpg"]):  # photos, or folders of them
+    print(photo.file, photo.label, photo.confidence, photo.is_new, photo.is_outlier, photo.nearest)
+```
+
+Or without opencon and PyTorch, from the graph that `opencon.export.export_onnx(model, "model.onnx")` writes:
+
+```python
+import json
+
+import numpy as np
+import onnxruntime
+from PIL import Image, ImageOps
+
+session = onnxruntime.InferenceSession("model.onnx")
+names = json.loads(session.get_modelmeta().custom_metadata_map["class_names"])
+photo = ImageOps.exif_transpose(Image.open("photo.jpg")).convert("RGB")
+square = ImageOps.fit(photo, ({size}, {size}), Image.Resampling.BICUBIC)  # the central square
+images = np.asarray(square, dtype=np.float32).transpose(2, 0, 1)[None] / 255  # (1, 3, {size}, {size}) in [0, 1]
+p, is_outlier = session.run(["probabilities", "is_outlier"], {{"images": images}})
+print("none of these" if is_outlier[0] else names[int(p[0].argmax())])
+```
+
+- `confidence` (the largest of `probabilities`) is between 0 and 1.
+- `novelty` is larger the less a photo is like the seen classes; above {novelty} it is more likely new than seen.
+- `similarity`, the cosine to the nearest prototype, makes an outlier where it is below {outlier}.
+
+## Intended use
+
+Sorting photos of the kind it was made from: the same sort of subject, camera and framing. Look at the new groups before
+relying on them: they are what the photos suggest, not what a person has checked, and their names were given by number unless
+somebody renamed them.
+
+## Limits
+
+- It knows only the classes and groups above. Other subjects should come out as outliers, but some will be taken for a class.
+- Confidence was learned from these photos alone and can be too high on others.
+- Only the central square of a photo is looked at, at {size} x {size} pixels: small things and things at the edge are missed.
+- Whatever the encoder's training images were biased toward, the groups are too.
+- It must not be used to make decisions about people.
+"""

@@ -1,0 +1,69 @@
+"""Text, data and pictures in a form that may stand in a page, whatever they hold."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import io
+import json
+import unicodedata
+from collections.abc import Callable
+
+import numpy as np
+from PIL import Image, ImageOps
+
+PICTURE_SIDE, PICTURE_QUALITY = 128, 70  # pixels of the longer side, JPEG: 3 kB for a photo (ours)
+# They reorder or hide the text around them, which lets one file name pass for another.
+BIDI_CONTROLS = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
+
+
+def readable(text: object) -> str:
+    """Text that any page can hold: bytes that were no UTF-8, control and direction characters appear as escapes."""
+
+    def shown(letter: str) -> str:
+        code = ord(letter)
+        if 0xDC80 <= code <= 0xDCFF:
+            return f"\\x{code - 0xDC00:02x}"  # os.fsdecode keeps a byte that is no text in this way
+        is_odd = unicodedata.category(letter) in ("Cc", "Cs") or letter in BIDI_CONTROLS
+        return f"\\u{code:04x}" if is_odd else letter
+
+    return "".join(map(shown, str(text)))
+
+
+def as_html(text: object) -> str:
+    """Readable text for the content of an element or a quoted attribute."""
+    return html.escape(readable(text), quote=True)
+
+
+def as_json(data: object) -> str:
+    """JSON for the content of a script element, which it cannot end."""
+    text = json.dumps(data, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def as_jpeg(load: Callable[[], Image.Image | None]) -> str:
+    """A small JPEG in base64; empty where there is no picture, or none that can be decoded."""
+    try:
+        image = load()
+        if image is None:
+            return ""
+        image.draft("RGB", (2 * PICTURE_SIDE, 2 * PICTURE_SIDE))  # a JPEG that is not yet decoded decodes small
+        image = ImageOps.exif_transpose(image)
+        if image.mode.startswith("I"):  # 16 bits, which Pillow would clip
+            image = Image.fromarray((np.asarray(image).clip(0, 65535) // 257).astype(np.uint8))
+        if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:
+            image = image.convert("RGBA")
+            image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
+        image = image.convert("RGB")
+        image.thumbnail((PICTURE_SIDE, PICTURE_SIDE))
+        buffer = io.BytesIO()
+        image.save(buffer, "JPEG", quality=PICTURE_QUALITY, optimize=True)
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
+        return ""  # it could be read before, so the file has changed since; the page says "no picture"
+    return base64.b64encode(buffer.getvalue()).decode("ascii")
+
+
+def policy_hash(code: str) -> str:
+    """The name by which a content security policy lets an inline script or style pass."""
+    return "sha256-" + base64.b64encode(hashlib.sha256(code.encode()).digest()).decode("ascii")

@@ -1,0 +1,349 @@
+"""The report of a discovery: one HTML file that opens offline, for the person whose photos they are.
+
+File names and labels come from outside and may hold anything. Three walls keep them text: what Python writes goes
+through `as_html`, what the script shows comes from a JSON block and is set as text content, and a content security
+policy lets only our own script run, by its hash, and lets nothing be loaded.
+
+Letters: M photos, C = S + new groups, S = num_seen. "Labeled" photos carry the user's label; the others were sorted.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from PIL import Image
+
+from opencon.errors import DataError
+from opencon.metrics import OpenWorldAccuracy
+from opencon.report.charts import count_curve, histogram
+from opencon.report.embed import as_html, as_jpeg, as_json, policy_hash, readable
+from opencon.report.figures import COLORS
+from opencon.version import __version__
+
+if TYPE_CHECKING:
+    from opencon.class_count import CountEstimate
+
+Ids = NDArray[np.int64]
+
+MAX_PICTURES = 1500  # ours, because the page then has about 6 MB
+MAX_PHOTOS = 10_000  # ours: names and dots beyond this make the page heavy and the map no clearer
+NUM_TYPICAL, NUM_UNSURE = 8, 4  # in a gallery; three rows of four on a phone
+UNCERTAIN = 0.5  # ours, because below it the other classes together are likelier than the one given
+MAP_UNITS = 10_000  # map positions are whole numbers up to this
+# On a dark page: Paul Tol's light scheme, made for color blindness as `figures.COLORS` is; without its olive, near pear.
+DARK_COLORS = ("#77aadd", "#ee8866", "#44bb99", "#eedd88", "#ffaabb", "#99ddff", "#dddddd", "#bbcc33")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ReportData:
+    """All that the page shows, as plain arrays with one entry for each of the M photos that could be read."""
+
+    title: str  # whose photos; the page is called so
+    files: Sequence[str]  # (M,) names to show
+    picture: Callable[[int], Image.Image | None]  # the photo of a row, of any size; None: there is none to show
+    predicted: ArrayLike  # (M,) class in [0, C), for labeled photos too
+    class_names: Sequence[str]  # C names: the seen classes, then "new-1", "new-2", ...
+    num_seen: int
+    given: ArrayLike  # (M,) the user's label in [0, S), or -1
+    confidence: ArrayLike  # (M,) in [0, 1]
+    novelty: ArrayLike  # (M,) larger is newer
+    novelty_threshold: float | None
+    is_outlier: ArrayLike  # (M,) unlike every class and group
+    xy: ArrayLike  # (M, 2) positions on the map
+    projection: str  # what made them, e.g. "t-SNE"
+    count: CountEstimate | None = None  # None: the number of classes was given
+    problems: Sequence[tuple[str, str]] = ()  # (file, reason) of what could not be read
+    next_steps: Sequence[tuple[str, str]] = ()  # (what it does, the command)
+    names_command: str = ""  # the command that reads names.csv
+    facts: Mapping[str, object] = field(default_factory=dict)  # settings, versions, seconds: the footer
+    accuracy: OpenWorldAccuracy | None = None  # where the truth is known
+    accuracy_on: str = "the unlabeled photos"  # which photos it was measured on
+
+
+class _Rows(NamedTuple):
+    """The arrays of a report, checked, and the class each photo is shown under."""
+
+    predicted: Ids
+    given: Ids
+    confidence: NDArray[np.float64]
+    novelty: NDArray[np.float64]
+    threshold: float | None
+    xy: NDArray[np.float64]
+    shown_as: Ids  # the user's label where there is one, else the model's class
+    is_free: NDArray[np.bool_]  # unlabeled: what the model sorted
+    is_outlier: NDArray[np.bool_]  # free, and unlike everything
+    is_uncertain: NDArray[np.bool_]  # free, no outlier, and the choice has less than an even chance
+    is_doubtful: NDArray[np.bool_]  # labeled, but the model sees another class
+
+
+def write_report(data: ReportData, path: Path) -> Path:
+    """Write the page, under a temporary name first; return its path. The folder must exist."""
+    rows = _checked(data)
+    template, style, script = (
+        (files("opencon.report") / f"page.{kind}").read_text(encoding="utf-8") for kind in ("html", "css", "js")
+    )
+    galleries = _galleries(data, rows)
+    pictured, kept = _sample(galleries, len(data.files))
+    parts = {
+        "style": style,
+        "style_hash": policy_hash(style),
+        "script": script,
+        "script_hash": policy_hash(script),
+        "title": as_html(data.title),
+        "headline": as_html(headline(data)),
+        "shares": _shares(data, rows),
+        "sureness": _sureness(rows),
+        "accuracy": _accuracy(data),
+        "sample": _sample_note(len(data.files), len(pictured), len(kept)),
+        "names_command": f"Then run:<pre>{as_html(data.names_command)}</pre>" if data.names_command else "",
+        "projection": as_html(data.projection),
+        "novelty": _novelty(data, rows),
+        "count": _count(data),
+        "problems": _problems(data),
+        "next_steps": "".join(f"<li>{as_html(what)}<pre>{as_html(how)}</pre></li>" for what, how in data.next_steps),
+        "facts": "".join(f"<dt>{as_html(key)}</dt><dd>{as_html(value)}</dd>" for key, value in data.facts.items()),
+        "version": as_html(__version__),
+        "data": as_json(_payload(data, rows, galleries, pictured, kept)),
+    }
+    # One pass, so that nothing put in is looked through for further places to fill.
+    page = re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], template)
+    unfinished = path.with_name(path.name + ".partial")
+    unfinished.write_bytes(page.encode())
+    os.replace(unfinished, path)
+    return path
+
+
+# --- words ------------------------------------------------------------------------------------------------------------
+
+
+def headline(data: ReportData) -> str:
+    """The outcome in one sentence, about the photos that had no label."""
+    predicted, is_free = np.asarray(data.predicted), np.asarray(data.given) < 0
+    if not is_free.any():
+        all_of_them = "The only photo carries" if len(is_free) == 1 else f"All {len(is_free):,} photos carry"
+        return f"{all_of_them} your label: nothing was left to discover"
+    total = int(is_free.sum())
+    seen = int((predicted[is_free] < data.num_seen).sum())
+    groups = _number(len(np.unique(predicted[is_free & (predicted >= data.num_seen)])), "new group")
+    photos = _number(total, "photo")
+    if seen == total:
+        return f"{photos}: {'it is something' if total == 1 else 'all are things'} you know, no new group"
+    if seen == 0:
+        falls = "it falls" if total == 1 else "none is a thing you know, they fall"
+        return f"{photos}: {falls} into {groups}"
+    known = "1 is a thing" if seen == 1 else f"{seen:,} are things"
+    new = "1 falls" if total - seen == 1 else f"{total - seen:,} fall"
+    return f"{photos}: {known} you know, {new} into {groups}"
+
+
+def _sureness(rows: _Rows) -> str:
+    outliers, uncertain = int(rows.is_outlier.sum()), int(rows.is_uncertain.sum())
+    sentences = []
+    if rows.is_free.any():
+        sure = f"{_be(uncertain)} uncertain (the choice has less than an even chance)"
+        odd = f'<a href="#outliers">{_be(outliers)} unlike everything</a>' if outliers else "none is unlike everything"
+        sentences.append(f"{sure}; {odd}." if uncertain else f"None is uncertain; {odd}.")
+    labeled, wrong = int((~rows.is_free).sum()), int(rows.is_doubtful.sum())
+    if labeled:
+        classes = _number(len(np.unique(rows.given[~rows.is_free])), "class", "classes")
+        sentences.append(f"Learned from {_number(labeled, 'photo')} you labeled ({classes}).")
+    if wrong:
+        look = "looks" if wrong == 1 else "look"
+        sentences.append(f'<a href="#doubtful">{wrong:,} of your labels {look} doubtful</a>.')
+    return " ".join(sentences)
+
+
+def _accuracy(data: ReportData) -> str:
+    if data.accuracy is None:
+        return ""
+    a = data.accuracy
+    cells = "".join(
+        f"<div><dt>{name}</dt><dd>{'–' if np.isnan(share) else f'{share:.1%}'}</dd></div>"
+        for name, share in (("all", a.all), ("novel", a.novel), ("seen", a.seen))
+    )
+    how = f"Accuracy against the truth, on {as_html(data.accuracy_on)}, protocol {as_html(a.protocol)}"
+    return f'<div class="score"><p>{how}</p><dl>{cells}</dl></div>'
+
+
+def _sample_note(total: int, pictures: int, photos: int) -> str:
+    notes = []
+    if pictures < total:
+        notes.append(f"To stay small, this page holds the pictures of {pictures:,} of the {total:,} photos: a sample.")
+    if photos < total:
+        notes.append(f"Map and lists show {photos:,} photos, drawn at random; all counts are of all photos.")
+    return f'<p class="note sample">{" ".join(notes)}</p>' if notes else ""
+
+
+def _novelty(data: ReportData, rows: _Rows) -> str:
+    free = rows.is_free if rows.is_free.any() else ~rows.is_free
+    is_new = rows.shown_as[free] >= data.num_seen
+    return histogram(rows.novelty[free], is_new, threshold=rows.threshold)
+
+
+def _count(data: ReportData) -> str:
+    new = _number(len(data.class_names) - data.num_seen, "new group")
+    if data.count is None:
+        return f"<p>The number was given: {_number(data.num_seen, 'seen class', 'seen classes')} and {new}.</p>"
+    c = data.count
+    chart = count_curve(c.curve, chosen=c.num_classes, low=c.low, high=c.high)
+    between = f"{c.low} to {c.high}" if c.low != c.high else f"{c.low}"
+    return f"<p>{as_html(c.why)} Chosen: <b>{c.num_classes}</b>, of which {new}; likely {between}.</p>{chart}"
+
+
+def _problems(data: ReportData) -> str:
+    if not data.problems:
+        return "<p>Every file could be read.</p>"
+    items = "".join(
+        f"<li><bdi>{as_html(file)}</bdi> <span>{as_html(reason)}</span></li>" for file, reason in data.problems
+    )
+    count = _number(len(data.problems), "file")
+    return (
+        f"<p>{count} could not be read and {'is' if len(data.problems) == 1 else 'are'} left out.</p><ul>{items}</ul>"
+    )
+
+
+def _shares(data: ReportData, rows: _Rows) -> str:
+    """A bar of the unlabeled photos, class by class; decoration, the headline says the same."""
+    counts = np.bincount(rows.predicted[rows.is_free], minlength=len(data.class_names))
+    at, bars = 0.0, []
+    for c, count in enumerate(counts.tolist()):
+        wide = 1000 * count / max(int(counts.sum()), 1)
+        if count:
+            kind = "seen" if c < data.num_seen else "novel"
+            bars.append(f'<rect class="{kind}" x="{at:.1f}" width="{max(wide - 2, 0.5):.1f}" height="10"/>')
+        at += wide
+    return (
+        f'<svg class="shares" viewBox="0 0 1000 10" preserveAspectRatio="none" aria-hidden="true">{"".join(bars)}</svg>'
+    )
+
+
+def _number(count: int, one: str, many: str = "") -> str:
+    return f"{count:,} {one if count == 1 else many or one + 's'}"
+
+
+def _be(count: int) -> str:
+    return "1 is" if count == 1 else f"{count:,} are"
+
+
+# --- what is shown ----------------------------------------------------------------------------------------------------
+
+
+def _galleries(data: ReportData, rows: _Rows) -> list[dict[str, Any]]:
+    """One gallery for each new group, each seen class, the outliers and the doubtful labels, as rows of photos."""
+    galleries = []
+    room = MAX_PICTURES // max(len(data.class_names), 1)  # of many classes each shows fewer, at least one
+    num_typical, num_unsure = min(NUM_TYPICAL, max(room * 2 // 3, 1)), min(NUM_UNSURE, room // 3)
+
+    def add(kind: str, c: int, members: Ids, labeled: Ids) -> None:
+        if len(members) + len(labeled):
+            chosen = members if len(members) else labeled  # a class that was not found again shows what it was given
+            order = chosen[np.argsort(-rows.confidence[chosen], kind="stable")]
+            typical, rest = order[:num_typical].tolist(), order[num_typical:].tolist()
+            counts = {"found": len(members), "labeled": len(labeled)}
+            galleries.append(
+                {"kind": kind, "class": c, "typical": typical, "unsure": rest[::-1][:num_unsure], **counts}
+            )
+
+    for c in [*range(data.num_seen, len(data.class_names)), *range(data.num_seen)]:
+        here = rows.shown_as == c
+        kind = "seen" if c < data.num_seen else "new"
+        add(kind, c, np.flatnonzero(here & rows.is_free), np.flatnonzero(here & ~rows.is_free))
+    none = np.empty(0, np.int64)
+    add("outliers", -1, np.flatnonzero(rows.is_outlier), none)
+    add("doubtful", -1, none, np.flatnonzero(rows.is_doubtful))
+    return galleries
+
+
+def _sample(galleries: list[dict[str, Any]], M: int) -> tuple[Ids, Ids]:
+    """Rows with a picture and rows in the page, both sorted: the galleries first, then others at random."""
+    first = [row for g in galleries for row in (*g["typical"], *g["unsure"])]
+    others = np.random.default_rng(0).permutation(M).tolist()
+    order = np.array(list(dict.fromkeys([*first, *others])), dtype=np.int64)
+    return np.sort(order[:MAX_PICTURES]), np.sort(order[:MAX_PHOTOS])
+
+
+def _payload(
+    data: ReportData, rows: _Rows, galleries: list[dict[str, Any]], pictured: Ids, kept: Ids
+) -> dict[str, Any]:
+    """What the script works with; photos are numbered by their place in `kept`."""
+    place = {int(row): i for i, row in enumerate(kept)}
+    spread = rows.xy - rows.xy.min(axis=0)
+    xy = np.rint(spread * (MAP_UNITS / (float(spread.max()) or 1.0))).astype(np.int64)  # (M, 2)
+    return {
+        "num_seen": int(data.num_seen),
+        "threshold": rows.threshold,
+        "colors": COLORS,
+        "dark_colors": DARK_COLORS,
+        "classes": [readable(name) for name in data.class_names],
+        "galleries": [
+            g | {part: [place[row] for row in g[part] if row in place] for part in ("typical", "unsure")}
+            for g in galleries
+        ],
+        "size": xy.max(axis=0).tolist(),
+        "photos": {
+            "file": [readable(data.files[row]) for row in kept],
+            "predicted": rows.predicted[kept].tolist(),
+            "given": rows.given[kept].tolist(),
+            "confidence": rows.confidence[kept].round(4).tolist(),
+            "novelty": [float(f"{value:.4g}") for value in rows.novelty[kept]],
+            "doubt": np.where(rows.is_outlier, 2, rows.is_uncertain)[kept].tolist(),
+            "x": xy[kept, 0].tolist(),
+            "y": xy[kept, 1].tolist(),
+        },
+        "pictures": {place[int(row)]: as_jpeg(partial(data.picture, int(row))) for row in pictured},
+    }
+
+
+# --- checks -----------------------------------------------------------------------------------------------------------
+
+
+def _checked(data: ReportData) -> _Rows:
+    M, C = len(data.files), len(data.class_names)
+    if not M:
+        raise DataError("there is no photo to report on. Give at least one file that can be read.")
+    if not 0 <= data.num_seen <= C:
+        raise DataError(f"num_seen = {data.num_seen} must lie between 0 and the {C} class names.")
+    predicted, given = np.asarray(data.predicted), np.asarray(data.given)
+    confidence, novelty = np.asarray(data.confidence, dtype=np.float64), np.asarray(data.novelty, dtype=np.float64)
+    is_outlier, xy = np.asarray(data.is_outlier, dtype=bool), np.asarray(data.xy, dtype=np.float64)
+    per_row = {"predicted": predicted, "given": given, "confidence": confidence}
+    per_row |= {"novelty": novelty, "is_outlier": is_outlier}
+    for name, values in per_row.items():
+        if values.shape != (M,):
+            raise DataError(f"{name} has shape {values.shape}, but there are {M} files. Give one entry per file.")
+    if xy.shape != (M, 2):
+        raise DataError(f"xy has shape {xy.shape}, but there are {M} files. Give two positions per file.")
+    for name, values in (("confidence", confidence), ("novelty", novelty), ("xy", xy)):
+        if not np.isfinite(values).all():
+            raise DataError(f"{name} holds entries that are not finite numbers; they cannot be shown.")
+    for name, ids, low, high in (("predicted", predicted, 0, C), ("given", given, -1, data.num_seen)):
+        if ids.dtype.kind not in "iu" or ids.min() < low or ids.max() >= high:
+            raise DataError(
+                f"{name} reaches from {ids.min()} to {ids.max()}; it must be whole, from {low} to {high - 1}."
+            )
+    threshold = data.novelty_threshold
+    threshold = float(threshold) if threshold is not None and np.isfinite(threshold) else None
+    is_free = given < 0
+    is_outlier = is_outlier & is_free
+    return _Rows(
+        predicted=predicted,
+        given=given,
+        confidence=confidence,
+        novelty=novelty,
+        threshold=threshold,
+        xy=xy,
+        shown_as=np.where(is_free, predicted, given),
+        is_free=is_free,
+        is_outlier=is_outlier,
+        is_uncertain=is_free & ~is_outlier & (confidence < UNCERTAIN),
+        is_doubtful=~is_free & (given != predicted),
+    )
