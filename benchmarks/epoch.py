@@ -31,6 +31,27 @@ def made_up(name: str, num_train: int | None) -> Dataset:
     return Dataset(info, ImageSet(images, classes, tuple(map(str, range(info.num_classes)))), None)
 
 
+# Kernels by what they do; the first pattern that a name contains counts.
+KINDS = {
+    "convolution, forward": ("fprop", "implicit_convolve"),
+    "convolution, gradient of the input": ("dgrad",),
+    "convolution, gradient of the weights": ("wgrad",),
+    "batch norm, ReLU and additions (compiled)": ("batch_norm", "threshold_backward", "relu"),
+    "matrix products (crops, heads, losses)": ("gemm", "cutlass", "bmm", "gemv", "splitK"),
+    "other compiled (views, losses)": ("triton_",),
+}
+
+
+def by_kind(profiler: torch.profiler.profile) -> dict[str, float]:
+    """Milliseconds on the device by kind of kernel."""
+    found: dict[str, float] = {}
+    for event in profiler.key_averages():
+        if event.self_device_time_total > 0 and event.device_type == torch.autograd.DeviceType.CUDA:
+            kind = next((k for k, parts in KINDS.items() if any(p in event.key for p in parts)), "everything else")
+            found[kind] = found.get(kind, 0.0) + event.self_device_time_total / 1e3
+    return dict(sorted(found.items(), key=lambda item: -item[1]))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("recipe")
@@ -75,6 +96,7 @@ def main() -> None:
         profiler.stop()
         key = "self_cuda_time_total" if device.type == "cuda" else "self_cpu_time_total"
         print(profiler.key_averages().table(sort_by=key, row_limit=25, max_name_column_width=70))
+        print(by_kind(profiler))
     seconds = [b - a for a, b in zip([began, *ends], ends, strict=False)]
     steady = seconds[2:] if len(seconds) > 2 else seconds[-1:]
     evaluate = time.perf_counter()
@@ -92,6 +114,7 @@ def main() -> None:
         "steady_max": max(steady),
         "n": len(steady),
         "evaluate_seconds": evaluate,
+        "profile_ms": by_kind(profiler) if profiler else None,
         "peak_gb": torch.cuda.max_memory_allocated() / 1e9 if device.type == "cuda" else None,
     }
     save(args.name, row, device)

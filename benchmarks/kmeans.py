@@ -8,7 +8,8 @@ means. At 0.7 the classes hardly touch, at 1.0 they do, at 1.5 k-means has an NM
 Contenders take turns, with the same number of threads; a table row is the median over the repeats.
 
 Ours and scikit-learn's do the same work: as many starts by greedy k-means++, Lloyd until the same tolerance, the best kept.
-FAISS has no tolerance and no k-means++: 25 iterations (its default) from random rows.
+FAISS has no tolerance and no k-means++: 25 iterations (its default) from random rows. Semi-supervised: half of the classes
+are seen and half of their rows labeled, so a part cannot change; its inertia counts every row at its nearest center.
 """
 
 from __future__ import annotations
@@ -35,27 +36,35 @@ MAX_ITERATIONS = 300  # scikit-learn's default; no start here needs as many
 CPU = torch.device("cpu")
 
 
-def mixture(rows: int, features: int, clusters: int, spread: float) -> Tensor:
+def mixture(rows: int, features: int, clusters: int, spread: float) -> tuple[Tensor, Tensor]:
     stream = generator(CPU, 0)
     scale = torch.arange(1, features + 1).pow(-0.5)
     means = torch.randn(clusters, features, generator=stream) * scale
     classes = torch.randint(0, clusters, (rows,), generator=stream)
-    return F.normalize(means[classes] + spread * scale * torch.randn(rows, features, generator=stream), dim=1)
+    x = F.normalize(means[classes] + spread * scale * torch.randn(rows, features, generator=stream), dim=1)
+    is_labeled = (classes < clusters // 2) & (torch.rand(rows, generator=stream) < 0.5)
+    return x, torch.where(is_labeled, classes, -1)
 
 
-def ours(x: Tensor, clusters: int, starts: int, seed: int, device: torch.device = CPU) -> Tensor:
-    found = kmeans(
-        x.to(device), clusters, num_starts=starts, max_iterations=MAX_ITERATIONS, generator=generator(CPU, seed)
-    )
-    return found.centers.cpu()
+def ours(x: Tensor, labels: Tensor, clusters: int, starts: int, seed: int, device: torch.device = CPU) -> Tensor:
+    how = {"num_starts": starts, "max_iterations": MAX_ITERATIONS, "generator": generator(CPU, seed)}
+    return kmeans(x.to(device), clusters, **how).centers.cpu()
 
 
-def scikit_learn(x: Tensor, clusters: int, starts: int, seed: int) -> Tensor:
+def semi_supervised(
+    x: Tensor, labels: Tensor, clusters: int, starts: int, seed: int, device: torch.device = CPU
+) -> Tensor:
+    """Half of the classes are seen, half of their rows labeled."""
+    how = {"num_starts": starts, "max_iterations": MAX_ITERATIONS, "generator": generator(CPU, seed)}
+    return kmeans(x.to(device), clusters, labels=labels, num_seen=clusters // 2, **how).centers.cpu()
+
+
+def scikit_learn(x: Tensor, labels: Tensor, clusters: int, starts: int, seed: int) -> Tensor:
     found = KMeans(clusters, n_init=starts, max_iter=MAX_ITERATIONS, tol=1e-4, random_state=seed).fit(x.numpy())
     return torch.from_numpy(found.cluster_centers_)
 
 
-def faiss(x: Tensor, clusters: int, starts: int, seed: int) -> Tensor:
+def faiss(x: Tensor, labels: Tensor, clusters: int, starts: int, seed: int) -> Tensor:
     import faiss as package
 
     package.omp_set_num_threads(torch.get_num_threads())
@@ -64,28 +73,35 @@ def faiss(x: Tensor, clusters: int, starts: int, seed: int) -> Tensor:
     return torch.from_numpy(found.centroids)
 
 
-def contenders() -> dict[str, Callable[..., Tensor]]:
-    found: dict[str, Callable[..., Tensor]] = {"opencon": ours, "scikit-learn": scikit_learn}
+def contenders(only: str) -> dict[str, Callable[..., Tensor]]:
+    found: dict[str, Callable[..., Tensor]] = {
+        "opencon": ours,
+        "opencon, semi-supervised": semi_supervised,
+        "scikit-learn": scikit_learn,
+    }
     if importlib.util.find_spec("faiss"):
         found["faiss"] = faiss
     if torch.cuda.is_available():
         found["opencon, GPU"] = lambda *args: ours(*args, device=pick_device())
-    return found
+        found["opencon, semi-supervised, GPU"] = lambda *args: semi_supervised(*args, device=pick_device())
+    return {name: run for name, run in found.items() if only in name}
 
 
-def measure(name: str, x: Tensor, clusters: int, starts: int, repeats: int) -> list[dict[str, Any]]:
+def measure(
+    name: str, x: Tensor, labels: Tensor, clusters: int, starts: int, repeats: int, only: str = ""
+) -> list[dict[str, Any]]:
     taken: dict[str, list[tuple[float, float, float]]] = {}
     for seed in range(repeats):
-        for contender, run in contenders().items():
+        for contender, run in contenders(only).items():
             wall, cpu = time.perf_counter(), time.process_time()
-            centers = run(x, clusters, starts, seed)
+            centers = run(x, labels, clusters, starts, seed)
             wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
             taken.setdefault(contender, []).append((wall, cpu, inertia(x, centers, nearest(x, centers))))
     rows = []
     for contender, results in taken.items():
         wall, cpu, found = (statistics.median(column) for column in zip(*results, strict=True))
         base_wall, base_cpu, base_found = (
-            statistics.median(column) for column in zip(*taken["scikit-learn"], strict=True)
+            statistics.median(column) for column in zip(*taken.get("scikit-learn", results), strict=True)
         )
         row = {
             "data": name,
@@ -101,7 +117,7 @@ def measure(name: str, x: Tensor, clusters: int, starts: int, repeats: int) -> l
         }
         rows.append(row)
         print(
-            f"{name:14} {contender:13} {wall:9.2f} s {cpu:9.2f} s {base_wall / wall:8.2f} x {base_cpu / cpu:8.2f} x"
+            f"{name:14} {contender:29} {wall:9.2f} s {cpu:9.2f} s {base_wall / wall:8.2f} x {base_cpu / cpu:8.2f} x"
             f" {found:13.1f} {100 * (found / base_found - 1):+8.2f} %",
             flush=True,
         )
@@ -117,21 +133,24 @@ def main() -> None:
     parser.add_argument("--spreads", type=float, nargs="*", default=[0.7, 1.0, 1.5])
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=1)
+    parser.add_argument("--only", default="", help="contenders whose name contains this")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--name", default="kmeans")
     args = parser.parse_args()
     if args.quick:
         args.rows, args.features, args.clusters, args.starts = 5_000, 64, 20, 3
     torch.set_num_threads(args.threads)
-    print(f"{'data':14} {'':13} {'wall':>11} {'CPU':>11} {'wall':>10} {'CPU':>10} {'inertia':>13} {'':>10}")
+    print(f"{'data':14} {'':29} {'wall':>11} {'CPU':>11} {'wall':>10} {'CPU':>10} {'inertia':>13} {'':>10}")
     rows = []
     with threadpool_limits(args.threads):
-        digits = torch.tensor(load_digits().data, dtype=torch.float32)
-        measure("warming up", digits[:200], 5, 1, 1)
-        rows += measure("digits", digits, 10, args.starts, max(args.repeats, 5))
+        found = load_digits()
+        digits, classes = torch.tensor(found.data, dtype=torch.float32), torch.tensor(found.target)
+        labels = torch.where((classes < 5) & (torch.arange(len(classes)) % 2 == 0), classes, -1)
+        measure("warming up", digits, labels, 10, 1, 1, args.only)
+        rows += measure("digits", digits, labels, 10, args.starts, max(args.repeats, 5), args.only)
         for spread in args.spreads:
-            x = mixture(args.rows, args.features, args.clusters, spread)
-            rows += measure(f"mixture {spread}", x, args.clusters, args.starts, args.repeats)
+            x, labels = mixture(args.rows, args.features, args.clusters, spread)
+            rows += measure(f"mixture {spread}", x, labels, args.clusters, args.starts, args.repeats, args.only)
     path = save(args.name, {"threads": args.threads, "repeats": args.repeats, "rows": rows}, pick_device())
     print(path)
 

@@ -31,7 +31,7 @@ def pick_device(name: str = "auto") -> torch.device:
         raise ConfigError(f"--device {name!r} is not supported. Use auto, cpu, cuda or cuda:N.")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise ConfigError(f"--device {name!r}: this machine has {torch.cuda.device_count()} CUDA devices. Use cpu.")
-    if device.type == "cuda":
+    if device.type == "cuda" and device.index is not None:
         torch.cuda.set_device(device)  # streams and Triton kernels go to the current one
     return device
 

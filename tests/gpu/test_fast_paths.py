@@ -6,11 +6,15 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from opencon import trainer
 from opencon.config import AugmentConfig, with_settings
 from opencon.data.augment import Augment
+from opencon.data.benchmarks import DATASETS, Dataset
+from opencon.data.sources import ImageSet
 from opencon.encoders import ENCODERS
+from opencon.experiments import run
 from opencon.experiments.recipes import get_recipe
-from opencon.experiments.run import build_loader, prepare
+from opencon.experiments.run import Callbacks, assemble, build_loader, prepare
 from opencon.optim import build_optimizer
 from opencon.prototypes import ema_update
 from opencon.runtime import seeded
@@ -43,9 +47,10 @@ def test_views_are_the_same_on_both_devices():
     )
 
 
-def trained(*settings):
+def trained(*settings, bench=None):
     config = with_settings(get_recipe("digits"), ["train.epochs=8", "method.ramp_epochs=4", *settings])
-    bench = prepare(config, CUDA)
+    bench = bench or prepare(config, CUDA)
+    config = bench.config
     optimizer = build_optimizer(bench.method, config.train)
     scaler = torch.amp.GradScaler("cuda", enabled=False)
     means = []
@@ -70,6 +75,72 @@ def test_captured_and_compiled_steps_equal_the_plain_one():
             assert b["loss"] == pytest.approx(a["loss"], rel=2e-3)
             assert b["loss_l"] == pytest.approx(a["loss_l"], rel=5e-3)
         assert abs(record["all"] - plain_record["all"]) < 0.15
+
+
+def test_a_captured_run_replays_a_graph(monkeypatch):
+    """Equal results prove nothing if the graph is quietly never used."""
+    made = []
+
+    class Watched(trainer.Captured):
+        def __init__(self, step):
+            super().__init__(step)
+            made.append(self)
+
+    monkeypatch.setattr(trainer, "Captured", Watched)
+    trained("train.epochs=2")
+    (captured,) = made
+    assert captured.graph is not None
+    assert captured.calls > captured.WARM_UP
+    trained("train.epochs=1", "train.capture=false")
+    assert len(made) == 1
+
+
+def cifar_like(*settings):
+    """The CIFAR-100 recipe on made-up images: the whole fast path of the real one, small."""
+    g = torch.Generator().manual_seed(0)
+    classes = torch.arange(2000) % 100
+    paint = torch.randint(0, 200, (100, 3, 1, 1), generator=g)
+    images = (paint[classes] + torch.randint(0, 56, (2000, 3, 32, 32), generator=g)).to(torch.uint8)
+    dataset = Dataset(DATASETS["cifar100"].info, ImageSet(images, classes, tuple(map(str, range(100)))), None)
+    size = ["train.epochs=4", "train.precision=fp32", "train.batch_size=256", "method.ramp_epochs=2"]
+    return assemble(with_settings(get_recipe("cifar100"), [*size, *settings]), dataset, CUDA)
+
+
+def test_folded_captured_and_compiled_equals_plain():
+    plain, _ = trained(
+        bench=cifar_like(
+            "train.compile=false", "train.capture=false", "train.kernels=false", "encoder.fold_frozen=false"
+        )
+    )
+    bench = cifar_like()
+    bench.method.embedder.fold_frozen()
+    assert bench.method.embedder.encoder.folded is not None
+    fast, _ = trained(bench=bench)
+    for a, b in zip(plain[:2], fast[:2], strict=True):
+        for term in ("loss", "loss_l", "loss_u", "loss_prior"):
+            assert b[term] == pytest.approx(a[term], rel=1e-2), term
+
+
+def test_a_resumed_run_obeys_the_milestone_in_its_graph(tmp_path, monkeypatch):
+    """The rate lives on the device, where the recorded step reads it; a restored one must not replace it."""
+    made = []
+    monkeypatch.setattr(run, "build_optimizer", lambda *args: made.append(build_optimizer(*args)) or made[-1])
+    settings = ["train.epochs=6", "train.schedule=step", "train.milestones=[4]", "train.lr=0.1", "method.ramp_epochs=2"]
+    config = with_settings(get_recipe("digits"), settings)
+
+    def stop(record):
+        if record["epoch"] == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run.train(config, tmp_path / "run", CUDA, callbacks=Callbacks(epoch_done=stop))
+    run.train(config, tmp_path / "run", CUDA)
+    rate = made[-1].param_groups[0]["lr"]
+    assert rate.is_cuda
+    assert rate.item() == pytest.approx(0.01)
+    whole = run.train(config, tmp_path / "whole", CUDA)
+    resumed = run.RunFolder.open_for_reading(tmp_path / "run").read_metrics()[-1]
+    assert resumed["loss"] == pytest.approx(whole["loss"], rel=3e-2)
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-4), (torch.bfloat16, 3e-2)])

@@ -1,0 +1,172 @@
+"""Write docs/performance.md from results/*.json, so that no number on that page is typed by hand.
+
+python benchmarks/page.py
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+PAGE = HERE.parent / "docs/performance.md"
+H200 = "NVIDIA H200"
+
+
+def load(name: str) -> dict[str, Any]:
+    return json.loads((HERE / "results" / f"{name}.json").read_text())
+
+
+def table(head: list[str], rows: list[list[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def source(*names: str) -> str:
+    links = ", ".join(f"[{name}](../benchmarks/results/{name}.json)" for name in names)
+    return f"*{links}*"
+
+
+def percent(row: dict[str, Any], key: str) -> str:
+    return f"{100 * row[key]['mean']:.1f} ± {100 * row[key]['std']:.1f}"
+
+
+def goals() -> str:
+    run = load("cifar100_default")["result"]
+    accuracy = load("fast_against_plain")["result"]
+    simclr = load("epoch-simclr")["result"]
+    losses = {row["rows"]: row for row in load("loss_memory-h200")["result"]["table"]}[16384]
+    means = [r for r in load("kmeans-h200")["result"]["rows"] if "semi" in r["contender"] and "mixture" in r["data"]]
+    off = accuracy["difference_all"]
+    views = 2 * simclr["images_per_step"] * simclr["steps_per_epoch"] / simclr["steady_seconds"]
+    epoch = run["seconds_per_epoch"]
+    span = f"{min(r['seconds'] for r in means):.2f} to {max(r['seconds'] for r in means):.2f} s"
+    return table(
+        ["what", "released / plain", "goal", "measured"],
+        [
+            ["an epoch of CIFAR-100, steady", "29.0 s / 1.15 s", "0.45 s", f"**{epoch['median']:.2f} s**"],
+            [
+                "200 epochs, everything included",
+                "97 min / 250 s",
+                "120 s",
+                f"{run['wall_seconds']:.0f} s; **{run['wall_seconds_with_a_warm_compile_cache']:.0f} s** once compiled",
+            ],
+            [
+                "All, fast against plain, 3 seeds each",
+                "",
+                "within 0.3",
+                f"{percent(accuracy['fast'], 'all')} against {percent(accuracy['plain'], 'all')}: "
+                f"{100 * off['fast_minus_plain']:+.1f}, standard error {100 * off['standard_error']:.1f}",
+            ],
+            ["SimCLR pre-training", "85,000 views/s", "130,000 views/s", f"{views:,.0f} views/s"],
+            [
+                "InfoNCE, forward and backward, 16,384 rows",
+                f"{losses['plain_mb'] / 1e3:.1f} GB, {losses['plain_ms']:.1f} ms",
+                "200 MB, no slower",
+                f"**{losses['blocked_mb']:.0f} MB, {losses['blocked_ms']:.1f} ms**",
+            ],
+            ["semi-supervised k-means, 50,000 x 512, 100 clusters, 10 starts", "", "1 s", f"**{span}**"],
+        ],
+    )
+
+
+def profile() -> str:
+    found = load("epoch-cifar100")["result"]
+    kinds = found["profile_ms"]
+    total = sum(kinds.values())
+    rows = [[kind, f"{ms:.0f}", f"{ms / total:.0%}"] for kind, ms in kinds.items()]
+    return table(["kernels", "ms of an epoch", "share"], [*rows, ["all", f"{total:.0f}", ""]])
+
+
+def floors() -> str:
+    floor = load("conv_floor-h200")["result"]
+    epoch, simclr = load("epoch-cifar100")["result"], load("epoch-simclr")["result"]
+    rows = []
+    for what, measured, key in (
+        ("OpenCon, `layer4` learns", epoch["steady_seconds"], "epoch_seconds_layer4_learns"),
+        ("SimCLR, everything learns", simclr["steady_seconds"], "epoch_seconds_all_learn"),
+    ):
+        rows.append([what, f"{measured:.2f} s", f"{floor[key]:.2f} s", f"{measured / floor[key]:.2f}"])
+    return table(["an epoch of CIFAR-100", "measured", "its convolutions alone", "ratio"], rows)
+
+
+def growth(name: str) -> str:
+    rows = []
+    for row in load(name)["result"]["table"]:
+        what = row["grows"]
+        rows.append([what, f"{row[what]:,}", f"{row['ms']:.1f}", f"{row['ms_min']:.1f} to {row['ms_max']:.1f}"])
+    return table(["what grows", "to", "ms a step", "range"], rows)
+
+
+def losses(name: str) -> str:
+    rows = []
+    for row in load(name)["result"]["table"]:
+        cells = [
+            "" if row.get(key) is None else f"{row[key]:,.1f}"
+            for key in ("plain_ms", "blocked_ms", "plain_mb", "blocked_mb")
+        ]
+        rows.append([f"{row['rows']:,}", *cells])
+    return table(["rows", "plain, ms", "blocked, ms", "plain, MB", "blocked, MB"], rows)
+
+
+def kmeans(name: str) -> str:
+    rows = []
+    for row in load(name)["result"]["rows"]:
+        times = f"{row['times_faster']:.1f} x" if "scikit" not in row["contender"] else ""
+        if "GPU" in row["contender"]:
+            times = ""
+        rows.append([row["data"], row["contender"], f"{row['seconds']:.2f} s", times, f"{row['inertia']:,.0f}"])
+    return table(["data", "by", "seconds", "against scikit-learn", "inertia"], rows)
+
+
+def cpu_step() -> str:
+    found = load("cpu_step")["result"]
+    rows = []
+    for what in ("views", "step"):
+        for form, row in found[what].items():
+            rows.append([what, form, f"{row['ms']:.1f}", f"{row['images_per_second']:,.0f}", f"{row['times_faster']:.1f} x"])
+    return table(["", "form", "ms", "images/s", ""], rows)
+
+
+def features() -> str:
+    rows = []
+    for row in load("features")["result"]["rows"]:
+        rate = row["end_to_end"]
+        parts = [f"{row[key]['median']:,.0f}" for key in ("decode", "network")]
+        span = f"{rate['min']:,.0f} to {rate['max']:,.0f}"
+        rows.append([f"{row['image_size']} px", f"{rate['median']:,.0f}", span, *parts])
+    return table(["", "images/s, from JPEG to features", "range", "decoding alone", "network alone"], rows)
+
+
+def worker(name: str) -> str:
+    found = load(name)["result"]
+    return table(["", "images/s"], [[what, f"{rate:,.0f}"] for what, rate in found["images_per_second"].items()])
+
+
+def render() -> str:
+    template = (HERE / "performance.md.in").read_text(encoding="utf-8")
+    parts = {
+        "goals": goals,
+        "profile": profile,
+        "floors": floors,
+        "growth_gpu": lambda: growth("growth-h200"),
+        "growth_cpu": lambda: growth("growth"),
+        "losses_gpu": lambda: losses("loss_memory-h200"),
+        "losses_cpu": lambda: losses("loss_memory"),
+        "kmeans_gpu": lambda: kmeans("kmeans-h200"),
+        "kmeans_cpu": lambda: kmeans("kmeans"),
+        "cpu_step": cpu_step,
+        "features": features,
+        "worker_gpu": lambda: worker("worker_path-h200"),
+    }
+    for name, part in parts.items():
+        place = "{{" + name + "}}"
+        if place in template:
+            template = template.replace(place, part())
+    return template
+
+
+if __name__ == "__main__":
+    PAGE.write_text(render(), encoding="utf-8")
+    print(PAGE)
