@@ -131,12 +131,13 @@ def cpu_step() -> str:
 
 def features() -> str:
     rows = []
-    for row in load("features")["result"]["rows"]:
-        rate = row["end_to_end"]
-        parts = [f"{row[key]['median']:,.0f}" for key in ("decode", "network")]
-        span = f"{rate['min']:,.0f} to {rate['max']:,.0f}"
-        rows.append([f"{row['image_size']} px", f"{rate['median']:,.0f}", span, *parts])
-    return table(["", "images/s, from JPEG to features", "range", "decoding alone", "network alone"], rows)
+    for row in load("features")["result"]["measures"]:
+        rate = row["all"]["images_per_second"]
+        views = f", {row['num_views']} views each" if row["num_views"] else ""
+        parts = [f"{row[key]['images_per_second']['median']:,.0f}" for key in ("reading", "network")]
+        span = f"{rate['worst']:,.0f} to {rate['best']:,.0f}"
+        rows.append([f"{row['image_size']} px{views}", f"{rate['median']:,.0f}", span, *parts])
+    return table(["", "photos/s, from JPEG to features", "range", "reading alone", "network alone"], rows)
 
 
 def worker(name: str) -> str:

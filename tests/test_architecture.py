@@ -18,10 +18,13 @@ FLOORS = [
     {"errors", "version"},
     {"registry"},  # config asks it for did-you-mean
     {"config", "runtime", "kernels"},  # kernels: opened by prototypes, on a GPU only
-    {"losses", "prototypes", "cluster", "metrics", "features", "encoders", "data"},
-    {"methods", "class_count", "optim", "runs"},
+    {"losses", "prototypes", "cluster", "mixture", "metrics", "encoders", "data"},
+    {"methods", "features", "class_count", "optim", "runs"},
     {"trainer", "report"},
-    {"discover", "estimator", "experiments"},
+    {"openworld", "finetune"},
+    {"model"},
+    {"export"},
+    {"discover", "estimator", "handover", "experiments"},
     {"cli"},
 ]
 FLOOR = {room: level for level, rooms in enumerate(FLOORS) for room in rooms}

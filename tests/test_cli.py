@@ -272,7 +272,7 @@ def test_tensorboard_that_is_not_installed(capsys, tmp_path, monkeypatch):
 
 
 def test_interrupted_then_the_same_command_resumes_and_finishes(capsys, finished, tmp_path, monkeypatch):
-    plain_bar = cli.progress_bar
+    plain_bar = cli.research.progress_bar
 
     @contextmanager
     def interrupted():
@@ -287,7 +287,7 @@ def test_interrupted_then_the_same_command_resumes_and_finishes(capsys, finished
 
     args = ("train", "digits", "--out", tmp_path / "run", *SMALL)
     with monkeypatch.context() as patch:
-        patch.setattr(cli, "progress_bar", interrupted)
+        patch.setattr(cli.research, "progress_bar", interrupted)
         ran = opencon(capsys, *args)
     assert ran.code == 130
     assert ran.err == "opencon: interrupted. The same command resumes from the last finished epoch.\n"

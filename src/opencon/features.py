@@ -60,7 +60,7 @@ def embed_images(
 # How a view differs from the photo. Ours, milder than for training from scratch: the encoder is fixed, and what is learned
 # on top should ignore framing and light, not color.
 VIEWS = AugmentConfig(crop_scale=(0.4, 1.0), flip_p=0.5, jitter=(0.2, 0.2, 0.2, 0.0), jitter_p=0.8, gray_p=0.0)
-VERSION = 1  # of all that leads from a file to features; raise it, and cached features are computed anew
+VERSION = 2  # of all that leads from a file to features; raise it, and cached features are computed anew
 
 READ_AT_ONCE = 64  # photos decoded together, ours: 10 MB at 224 pixels
 READ_AHEAD = 2  # such parts decoded or being decoded while the network works on others

@@ -1,7 +1,4 @@
-"""The command line: parse, call, show. No logic of its own.
-
-What a user can fix ends with one sentence and exit code 2; Ctrl-C ends with code 130 and a run that can be resumed.
-"""
+"""Commands for experiments: demo, train, pretrain, evaluate, list."""
 
 from __future__ import annotations
 
@@ -14,47 +11,22 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
-from rich.text import Text
 
+from opencon.cli.base import Device, DryRun, app, console, resumable, show_plan
 from opencon.config import RunConfig, to_dict, with_settings
-from opencon.errors import ConfigError, OpenConError
-from opencon.version import __version__
-
-# Heavy rooms (torch, scikit-learn) are imported inside the commands, so that --help answers at once.
-
-app = typer.Typer(
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-# What is printed holds paths and names of the user's, in which [brackets] and :colons: mean nothing.
-console = Console(highlight=False, markup=False, emoji=False)
-errors = Console(stderr=True, highlight=False, markup=False, emoji=False, soft_wrap=True)
+from opencon.errors import ConfigError
 
 Out = Annotated[Path | None, typer.Option("--out", help="Folder for the run; default: runs/ and the recipe's name.")]
 Settings = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="A.B=C", help="Change one setting; repeatable. --dry-run shows all of them."),
 ]
-Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda or cuda:N.")]
 DataRoot = Annotated[str | None, typer.Option("--data", help="Where the data set's files lie.")]
 Seed = Annotated[int | None, typer.Option("--seed", help="Training seed (the split has its own: split.seed).")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the plan and the settings, compute nothing.")]
 Download = Annotated[bool, typer.Option("--download", help="Fetch the data set's archive if it is missing.")]
 TensorBoard = Annotated[bool, typer.Option("--tensorboard", help="Also write TensorBoard logs.")]
-
-
-@app.callback(invoke_without_command=True)
-def options(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
-    """Open-world contrastive learning: recognize the classes you named, discover the ones you did not."""
-    if version:
-        console.print(f"opencon {__version__}")
-        raise typer.Exit
 
 
 @app.command(short_help="Learn five digits, discover five others, in a minute on a CPU.")
@@ -76,7 +48,7 @@ def demo(
         groups.add_row(group.name, str(group.size), group.mostly, f"{group.purity:.1%}")
     console.print(groups)
     console.print(
-        f"\n{outcome.result['total_seconds']:.0f} s. Picture: {outcome.picture}\nRun folder: {out}", soft_wrap=True
+        f"\n{outcome.result['total_seconds']:.0f} s. Look at {outcome.page}\nPicture: {outcome.picture}", soft_wrap=True
     )
 
 
@@ -205,8 +177,7 @@ def run(
     given = [f"{key}={json.dumps(value)}" for key, value in shortcuts.items() if value is not None]
     config = with_settings(base, [*given, *(settings or [])])
     where = pick_device(device)
-    for key, text in {**plan(config, download=download), "device": str(where), "folder": str(out)}.items():
-        console.print(Text.assemble((f"{key:>10}", "bold"), f"  {text}"), soft_wrap=True)
+    show_plan({**plan(config, download=download), "device": str(where), "folder": str(out)})
     if dry_run:
         console.print_json(json.dumps(to_dict(config)))
         return
@@ -214,16 +185,6 @@ def run(
         result = train_run(config, out, where, callbacks=callbacks, download=download, tensorboard=tensorboard)
     console.print(result_table(result, title=str(out)))
     console.print(f"Measure it again, or otherwise: opencon evaluate {out}", soft_wrap=True)
-
-
-@contextmanager
-def resumable() -> Iterator[None]:
-    """Ctrl-C inside ends with a word and code 130; typer alone would say nothing."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        errors.print("opencon: interrupted. The same command resumes from the last finished epoch.")
-        raise typer.Exit(130) from None
 
 
 @contextmanager
@@ -294,12 +255,3 @@ def result_table(record: Mapping[str, Any], title: str) -> Table:
 
 FIRST = ("protocol", "on", "num_images", "seed", "all", "novel", "seen", "knn20")
 SHARES = {"all", "novel", "seen", "knn20", "auroc", "aupr", "fpr95", "share_novel"}
-
-
-def main(argv: list[str] | None = None) -> None:
-    """The entry point of the command `opencon`."""
-    try:
-        app(args=argv, standalone_mode=True)
-    except OpenConError as err:
-        errors.print(f"opencon: {err}")
-        sys.exit(2)

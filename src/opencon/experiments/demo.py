@@ -8,12 +8,15 @@ from typing import Any
 
 import numpy as np
 import torch
+from PIL import Image
 
 from opencon.cluster import cluster_and_name
 from opencon.experiments.recipes import get_recipe
 from opencon.experiments.run import Callbacks, Workbench, draw, open_run, train
-from opencon.methods import Assignment
-from opencon.metrics import evaluate
+from opencon.methods import Assignment, FeatureBank
+from opencon.metrics import OpenWorldAccuracy, evaluate
+from opencon.report.html import ReportData, write_report
+from opencon.report.map import map_positions
 
 
 @dataclass(frozen=True)
@@ -34,17 +37,60 @@ class Outcome:
     rows: list[tuple[str, dict[str, Any]]]
     groups: list[Group]
     picture: Path
+    page: Path
 
 
 def run_demo(out: Path, device: torch.device, *, seed: int = 0, callbacks: Callbacks = Callbacks()) -> Outcome:  # noqa: B008
-    """Train on the digits from scratch; compare with k-means on pixels; draw the embedding."""
+    """Train on the digits from scratch; compare with k-means on pixels; draw the embedding and write a report."""
     config = get_recipe("digits")
     config = replace(config, train=replace(config.train, seed=seed))
     result = train(config, out, device, callbacks=callbacks)
     bench = open_run(out, device)
     _, bank, assignment = bench.score(config.eval.on, config.eval.protocol)
     rows = [("k-means on pixels", pixel_kmeans(bench)), ("OpenCon", result)]
-    return Outcome(result, rows, discovered(bench, assignment), draw(bench, bank, assignment, out / "embedding.png"))
+    groups = discovered(bench, assignment)
+    picture = draw(bench, bank, assignment, out / "embedding.png")
+    return Outcome(result, rows, groups, picture, write_page(bench, bank, assignment, result, out / "report.html"))
+
+
+def write_page(bench: Workbench, bank: FeatureBank, assignment: Assignment, result: dict[str, Any], path: Path) -> Path:
+    """The same page that `opencon discover` writes for photos."""
+    assert assignment.p is not None
+    assert assignment.novelty is not None
+    assert assignment.novelty_threshold is not None
+    S, C = bench.split.num_seen, bench.split.num_classes
+    sizes = torch.bincount(assignment.classes[bench.labels < 0], minlength=C)
+    order = torch.argsort(sizes[S:], descending=True, stable=True) + S  # new groups by size, as they are named
+    place = torch.arange(C)
+    place[order.cpu()] = torch.arange(S, C)
+    projection, xy = map_positions(bank.z.cpu().numpy(), seed=0)
+
+    images = bench.dataset.train.images
+    assert isinstance(images, torch.Tensor)  # digits are never streamed
+
+    def picture(row: int) -> Image.Image:
+        return Image.fromarray(images[row, 0].numpy()).resize((96, 96), Image.Resampling.NEAREST)
+
+    data = ReportData(
+        title="Handwritten digits",
+        files=[f"digit {row}" for row in range(len(bench.labels))],
+        picture=picture,
+        predicted=place[assignment.classes.cpu()].numpy(),
+        class_names=[*bench.dataset.train.class_names[:S], *(f"new-{i}" for i in range(1, C - S + 1))],
+        num_seen=S,
+        given=bench.labels.cpu().numpy(),
+        confidence=assignment.p.amax(dim=1).cpu().numpy(),
+        novelty=assignment.novelty.cpu().numpy(),
+        novelty_threshold=float(assignment.novelty_threshold),
+        is_outlier=np.zeros(len(bench.labels), dtype=bool),
+        xy=xy,
+        projection=projection,
+        next_steps=[("The same for photos of yours", "opencon discover --labeled known/ --unlabeled pile/")],
+        facts={"seconds": f"{result['total_seconds']:.0f}", "seed": bench.config.train.seed},
+        accuracy=OpenWorldAccuracy(result["all"], result["novel"], result["seen"], result["protocol"]),
+        accuracy_on="the unlabeled digits",
+    )
+    return write_report(data, path)
 
 
 def pixel_kmeans(bench: Workbench) -> dict[str, Any]:

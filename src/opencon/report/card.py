@@ -122,7 +122,7 @@ print("none of these" if is_outlier[0] else names[int(p[0].argmax())])
 ```
 
 - `confidence` (the largest of `probabilities`) is between 0 and 1.
-- `novelty` is larger the less a photo is like the seen classes; above {novelty} it is more likely new than seen.
+- `novelty` is larger the less a photo is like the seen classes; above {novelty} it is more likely something else than seen.
 - `similarity`, the cosine to the nearest prototype, makes an outlier where it is below {outlier}.
 
 ## Intended use

@@ -1,0 +1,54 @@
+"""What all commands share: the application, two consoles, common options.
+
+Heavy rooms (torch, scikit-learn) are imported inside the commands, so that --help answers at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from opencon.version import __version__
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+# What is printed holds paths and names of the user's, in which [brackets] and :colons: mean nothing.
+console = Console(highlight=False, markup=False, emoji=False)
+errors = Console(stderr=True, highlight=False, markup=False, emoji=False, soft_wrap=True)
+
+Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda or cuda:N.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the plan and the settings, compute nothing.")]
+
+
+@app.callback(invoke_without_command=True)
+def options(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
+    """Open-world contrastive learning: recognize the classes you named, discover the ones you did not."""
+    if version:
+        console.print(f"opencon {__version__}")
+        raise typer.Exit
+
+
+def show_plan(plan: Mapping[str, str]) -> None:
+    """A plan as aligned lines."""
+    for key, text in plan.items():
+        console.print(Text.assemble((f"{key:>10}", "bold"), f"  {text}"), soft_wrap=True)
+
+
+@contextmanager
+def resumable(what: str = "The same command resumes from the last finished epoch.") -> Iterator[None]:
+    """Ctrl-C inside ends with a word and code 130; typer alone would say nothing."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        errors.print(f"opencon: interrupted. {what}")
+        raise typer.Exit(130) from None

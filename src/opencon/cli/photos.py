@@ -1,0 +1,322 @@
+"""Commands for a folder of photos: discover, predict, name, count, export."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from opencon.cli.base import Device, DryRun, app, console, errors, resumable, show_plan
+from opencon.errors import ConfigError
+
+if TYPE_CHECKING:
+    from opencon.class_count import CountEstimate
+    from opencon.data.photos import Photos
+    from opencon.model import PhotoPrediction
+
+CACHE = Path("~/.cache/opencon/features")
+MOST_PROBLEMS = 10  # photos that cannot be read and are named one by one
+BARS = {"looking": "looking at photos", "learning": "learning", "fine-tuning": "fine-tuning", "writing": "writing"}
+
+Folder = Annotated[Path | None, typer.Argument(metavar="[PHOTOS]", help="A folder of photos, with --labels.")]
+Labeled = Annotated[Path | None, typer.Option("--labeled", help="A folder with one sub-folder per class.")]
+Unlabeled = Annotated[Path | None, typer.Option("--unlabeled", help="A folder with the other photos.")]
+Labels = Annotated[
+    Path | None,
+    typer.Option("--labels", help="A table path,label (CSV, TSV, JSON lines) for PHOTOS; an empty label is none."),
+]
+Manifest = Annotated[
+    Path | None, typer.Option("--manifest", help="A table path,label of all photos, paths relative to it.")
+]
+Encoder = Annotated[
+    str, typer.Option("--encoder", help="efficientnet_lite0, timm:NAME, or the folder of a run of ours.")
+]
+Size = Annotated[
+    int | None, typer.Option("--size", help="Pixels a side the encoder sees; default: 224, or 128 for small photos.")
+]
+Views = Annotated[int, typer.Option("--views", help="Random views of each photo to learn from.")]
+Seed = Annotated[int, typer.Option("--seed", help="Seed of everything random.")]
+Cache = Annotated[Path, typer.Option("--cache", help="Where features are kept for the next time.")]
+NoCache = Annotated[bool, typer.Option("--no-cache", help="Keep no features, use none.")]
+
+
+@app.command(short_help="Sort photos into the classes you named, and discover new groups.")
+def discover(
+    folder: Folder = None,
+    labeled: Labeled = None,
+    unlabeled: Unlabeled = None,
+    labels: Labels = None,
+    manifest: Manifest = None,
+    out: Annotated[Path, typer.Option("--out", help="Folder for the results.")] = Path("runs/discover"),
+    novel: Annotated[str, typer.Option("--novel", help="How many new groups: auto, or a number.")] = "auto",
+    encoder: Encoder = "efficientnet_lite0",
+    size: Size = None,
+    views: Views = 4,
+    finetune: Annotated[bool, typer.Option("--finetune", help="Train the encoder's last stage too (GPU).")] = False,
+    seed: Seed = 0,
+    device: Device = "auto",
+    cache: Cache = CACHE,
+    no_cache: NoCache = False,
+    truth: Annotated[Path | None, typer.Option("--truth", help="A table file,class, to measure accuracy with.")] = None,
+    dry_run: DryRun = False,
+) -> None:
+    """Sort photos into the classes you named, and discover new groups among the rest.
+
+    Label a few photos (one folder per class, or a table), give the rest, and look at report.html.
+    """
+    from opencon.data.photos import read_truth
+    from opencon.discover import DiscoverConfig, plan, settled
+    from opencon.discover import discover as run
+    from opencon.features import FeatureSettings
+    from opencon.openworld import OpenWorldConfig
+    from opencon.runtime import pick_device
+
+    photos = find_photos(folder, labeled, unlabeled, labels, manifest)
+    how = DiscoverConfig(
+        features=FeatureSettings(encoder=encoder, image_size=size, num_views=views, seed=seed),
+        fit=OpenWorldConfig(num_novel=number_of_groups(novel), seed=seed),
+        finetune=finetune,
+    )
+    how, where = settled(how, photos), pick_device(device)
+    for note in photos.notes:
+        errors.print(f"set aside: {note}")
+    true = read_truth(truth) if truth is not None else None
+    show_plan({**plan(photos, how, where), "device": str(where), "folder": str(out)})
+    if dry_run:
+        return
+    with resumable("Features are kept: the same command goes on from there."), quiet_warnings(), bars() as progress:
+        found = run(
+            photos,
+            how,
+            out,
+            cache=None if no_cache else cache.expanduser(),
+            device=where,
+            truth=true,
+            progress=progress,
+        )
+    table = Table("", "photos", "", title="Where the unlabeled photos went", title_justify="left")
+    for group in found.groups:
+        table.add_row(group.name, f"{group.size:,}", "new group" if group.is_new else "you named it")
+    console.print(table)
+    console.print(f"{found.headline}.", soft_wrap=True)
+    if found.count is not None:
+        show_count(found.count)
+    if found.num_outliers:
+        console.print(f"{found.num_outliers} are unlike everything: see unlike_everything in assignments.csv.")
+    if "all" in found.record:
+        r = found.record
+        scores = ", ".join(f"{key} {r[key]:.1%}" for key in ("all", "novel", "seen"))
+        console.print(f"Accuracy (protocol {r['protocol']}, {r['num_images']:,} unlabeled photos): {scores}")
+    for file, reason in found.problems[:MOST_PROBLEMS]:
+        errors.print(f"set aside: {printable_text(file)} {reason}")
+    if len(found.problems) > MOST_PROBLEMS:
+        errors.print(f"... and {len(found.problems) - MOST_PROBLEMS} more; all are in assignments.csv.")
+    console.print(
+        f"{found.record['seconds']['everything']:.0f} s. Look at {found.report}\n"
+        f"New photos: opencon predict {out} MORE_PHOTOS/",
+        soft_wrap=True,
+    )
+
+
+@app.command(short_help="Class or group of new photos, by a discovery.")
+def predict(
+    run_folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a discovery, or an exported one.")],
+    images: Annotated[list[Path], typer.Argument(metavar="IMAGES...", help="Photos, or folders of photos.")],
+    csv_file: Annotated[Path | None, typer.Option("--csv", help="Write a CSV file instead of JSON lines.")] = None,
+    device: Device = "auto",
+) -> None:
+    """Class or group of new photos, one JSON object a line; "label": null means none of these.
+
+    A photo that cannot be read is a line with its error.
+    """
+    from opencon.model import OpenConModel
+    from opencon.runtime import pick_device
+
+    model = OpenConModel.from_pretrained(run_folder, device=pick_device(device))
+    with resumable("Run it again."), quiet_warnings(), bars() as progress:
+        found = model.predict(images, progress=lambda done, total: progress("looking", done, total))
+        if csv_file is None:
+            for row in found:
+                sys.stdout.write(json.dumps(asdict(row)) + "\n")
+            return
+        rows = list(found)
+    write_csv(rows, csv_file)
+    unlike, failed = sum(r.is_outlier for r in rows), sum(r.error is not None for r in rows)
+    console.print(f"{len(rows):,} photos in {csv_file}: {unlike} unlike everything, {failed} unreadable.")
+
+
+@app.command(short_help="Give new groups the names you chose.")
+def name(
+    run_folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a discovery.")],
+    names: Annotated[Path, typer.Argument(metavar="NAMES", help="A table group,name, as the report writes it.")],
+) -> None:
+    """Give new groups the names you chose: `predict` and `export` use them from now on."""
+    from opencon.handover import rename_groups
+
+    changed = rename_groups(run_folder, names)
+    for old, new in changed.items():
+        console.print(f"{old} is now {new}", soft_wrap=True)
+
+
+@app.command(short_help="How many classes are in there?")
+def count(
+    folder: Folder = None,
+    labeled: Labeled = None,
+    unlabeled: Unlabeled = None,
+    labels: Labels = None,
+    manifest: Manifest = None,
+    encoder: Encoder = "efficientnet_lite0",
+    size: Size = None,
+    seed: Seed = 0,
+    device: Device = "auto",
+    cache: Cache = CACHE,
+    no_cache: NoCache = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Estimate how many classes the photos show, seen and new, with its uncertainty."""
+    from opencon.discover import DiscoverConfig, count_classes, settled
+    from opencon.features import FeatureSettings
+    from opencon.openworld import OpenWorldConfig
+    from opencon.runtime import pick_device
+
+    photos = find_photos(folder, labeled, unlabeled, labels, manifest)
+    settings = FeatureSettings(encoder=encoder, image_size=size, num_views=0, seed=seed)
+    settings = settled(DiscoverConfig(features=settings, fit=OpenWorldConfig()), photos).features
+    with resumable("Features are kept: the same command goes on from there."), quiet_warnings(), bars() as progress:
+        found = count_classes(
+            photos,
+            settings,
+            cache=None if no_cache else cache.expanduser(),
+            device=pick_device(device),
+            seed=seed,
+            progress=progress,
+        )
+    if as_json:
+        sys.stdout.write(json.dumps(asdict(found)) + "\n")
+        return
+    table = Table("classes", "score", title="larger is better", title_justify="left")
+    for k, score in found.curve:
+        table.add_row(f"{k}{' <' if k == found.num_classes else ''}", f"{score:.4f}")
+    console.print(table)
+    show_count(found)
+
+
+@app.command(short_help="A model for elsewhere: ONNX and a folder of its own.")
+def export(
+    run_folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a discovery.")],
+    out: Annotated[Path, typer.Option("--out", help="Folder for the model.")] = Path("model"),
+    onnx: Annotated[
+        bool, typer.Option("--onnx/--no-onnx", help="Also write model.onnx, checked against torch.")
+    ] = True,
+) -> None:
+    """Write a model that needs nothing else: weights and a card in a folder, and one ONNX file."""
+    from opencon.handover import export_folder
+
+    with quiet_warnings():
+        for line in export_folder(run_folder, out, onnx=onnx):
+            console.print(line, soft_wrap=True)
+
+
+# --- what they share ---------------------------------------------------------------------------------------------------
+
+
+def find_photos(
+    folder: Path | None, labeled: Path | None, unlabeled: Path | None, labels: Path | None, manifest: Path | None
+) -> Photos:
+    """The photos by one of the three ways to give them."""
+    from opencon.data.photos import from_table, from_two_folders
+
+    ways = {
+        "--labeled DIR --unlabeled DIR": (labeled, unlabeled),
+        "PHOTOS --labels TABLE": (folder, labels),
+        "--manifest TABLE": (manifest,),
+    }
+    used = {way: given for way, given in ways.items() if any(part is not None for part in given)}
+    if len(used) != 1 or any(part is None for part in next(iter(used.values()))):
+        raise ConfigError(f"say where the photos are in one of these ways: {'; or '.join(ways)}.")
+    if labeled is not None and unlabeled is not None:
+        return from_two_folders(labeled, unlabeled)
+    if folder is not None and labels is not None:
+        return from_table(labels, folder)
+    assert manifest is not None
+    return from_table(manifest)
+
+
+def number_of_groups(novel: str) -> int | None:
+    """--novel as a number; None for auto."""
+    if novel == "auto":
+        return None
+    if not novel.isdecimal():
+        raise ConfigError(f"--novel {novel!r} must be auto or a whole number, 0 or more.")
+    return int(novel)
+
+
+def show_count(found: CountEstimate) -> None:
+    """The estimate and how it was found."""
+    span = f" (between {found.low} and {found.high})" if found.low < found.high else ""
+    console.print(f"About {found.num_classes} classes{span}. {found.why}", soft_wrap=True)
+
+
+def write_csv(rows: list[PhotoPrediction], path: Path) -> None:
+    """Predictions as a table."""
+    from opencon.runs import RunFolder
+
+    text = io.StringIO()
+    table = csv.writer(text, lineterminator="\n")
+    table.writerow(["file", "label", "is_new", "confidence", "novelty", "is_outlier", "nearest", "error"])
+    for r in rows:
+        numbers = ("", "", "") if r.error else (f"{r.confidence:.4f}", f"{r.novelty:.4f}", r.is_outlier)
+        table.writerow([r.file, r.label or "", r.is_new, *numbers, "|".join(r.nearest), r.error or ""])
+    RunFolder(path.parent).write_text(path.name, text.getvalue())
+
+
+def printable_text(text: str) -> str:
+    """A file name that any terminal can print."""
+    return text.encode("utf-8", "replace").decode()
+
+
+@contextmanager
+def quiet_warnings() -> Iterator[None]:
+    """Warnings of ours as plain lines, without the place in the code."""
+
+    def show(message: Any, category: type[Warning], *where: Any, **more: Any) -> None:
+        if issubclass(category, UserWarning):
+            errors.print(f"note: {message}")
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("default")
+        warnings.showwarning = show
+        yield
+
+
+@contextmanager
+def bars() -> Iterator[Any]:
+    """A progress bar for each stage, in turn."""
+    columns = (
+        TextColumn("{task.description:>18}"),
+        BarColumn(bar_width=28),
+        TextColumn("{task.completed:,.0f}/{task.total:,.0f}"),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(compact=True),
+    )
+    with Progress(*columns, console=errors, transient=True) as progress:
+        tasks: dict[str, Any] = {}
+
+        def tell(stage: str, done: int, total: int) -> None:
+            if stage not in tasks:
+                tasks[stage] = progress.add_task(BARS.get(stage, stage), total=max(total, 1))
+            progress.update(tasks[stage], completed=done, total=max(total, 1))
+
+        yield tell

@@ -1,0 +1,190 @@
+"""Which photos there are, and which of them carry a label: two folders, a folder and a table, or a table alone.
+
+Nothing is decoded here, so a plan can be made, and most mistakes found, before anything slow begins. A label for a file that
+is not there is set aside and named; it is fatal only where nothing is left.
+
+Letters: M photos, S seen classes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import json
+import os
+import statistics
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from PIL import Image
+
+from opencon.data.listings import IMAGE_SUFFIXES, find_images, list_folder, printable
+from opencon.errors import DataError
+
+PATH_COLUMNS, LABEL_COLUMNS = ("path", "file", "filename"), ("label", "class")
+SIZES_LOOKED_AT = 64  # photos whose size stands for all
+
+
+@dataclass(frozen=True)
+class Photos:
+    """Photos, some with a class."""
+
+    paths: tuple[Path, ...]  # M
+    labels: tuple[int, ...]  # M: class in [0, S), or -1
+    class_names: tuple[str, ...]  # S
+    root: Path  # names are shown relative to it
+    notes: tuple[str, ...] = ()  # what was set aside while listing, in plain words
+
+    @property
+    def num_labeled(self) -> int:
+        """How many carry a label."""
+        return sum(label >= 0 for label in self.labels)
+
+    def names(self) -> list[str]:
+        """What each photo is called: its path below the root, as text that may hold undecodable bytes."""
+        return [shown_name(path, self.root) for path in self.paths]
+
+
+def shown_name(path: Path, root: Path) -> str:
+    """A path below the root, or as it is."""
+    return path.relative_to(root).as_posix() if path.is_relative_to(root) else str(path)
+
+
+def from_two_folders(labeled: Path, unlabeled: Path) -> Photos:
+    """One sub-folder per class, and a pile; a photo of the first inside the second counts once, with its label."""
+    listing = list_folder(labeled)
+    pile = folder_images(unlabeled)
+    known = {os.path.realpath(path) for path in listing.paths}
+    rest = [path for path in pile if os.path.realpath(path) not in known]
+    paths = (*listing.paths, *rest)
+    labels = (*listing.classes, *(-1 for _ in rest))
+    return Photos(paths, labels, listing.class_names, common_root(labeled, unlabeled), listing.problems)
+
+
+def from_table(table: Path, folder: Path | None = None) -> Photos:
+    """Rows `path,label` (CSV, TSV or JSON lines), an empty label for none; paths start at `folder`, else at the table's.
+
+    With a folder, its other images join as unlabeled ones.
+    """
+    base = (folder or table.parent).expanduser()
+    pile = folder_images(base) if folder is not None else []
+    labels: dict[str, tuple[int, Path, str]] = {}  # real path to the line that named it, its path and its label
+    notes: list[str] = []
+    missing: list[tuple[int, Path]] = []
+    for line, name, label in _rows(table):
+        path = Path(os.path.normpath(base / name))
+        if not path.is_file():
+            missing.append((line, path))
+            continue
+        earlier, _, before = labels.setdefault(os.path.realpath(path), (line, path, label))
+        if before != label:
+            raise DataError(
+                f"{printable(table)} says that {name} is {before or 'unlabeled'!r} in line {earlier} and "
+                f"{label or 'unlabeled'!r} in line {line}. Keep one of the two."
+            )
+    if missing:
+        line, path = missing[0]
+        start = f"relative paths start at {printable(base)}"
+        if not labels:
+            raise DataError(
+                f"{printable(table)} names no file that is there: line {line} says {printable(path)} ({start}). "
+                f"Correct the paths, or give the folder they start from."
+            )
+        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        notes.append(f"{printable(table)}, line {line}{more}: there is no file {printable(path)} ({start})")
+    paths = {real: path for real, (_, path, _) in labels.items()}
+    paths |= {real: path for path in pile if (real := os.path.realpath(path)) not in labels}
+    names = tuple(sorted({label for _, _, label in labels.values() if label}))
+    number = {name: c for c, name in enumerate(names)}
+    given = [number.get(labels[real][2], -1) if real in labels else -1 for real in paths]
+    return Photos(tuple(paths.values()), tuple(given), names, base, tuple(notes))
+
+
+def folder_images(folder: Path) -> list[Path]:
+    """Every image below a folder; refuses one without any."""
+    folder = folder.expanduser()
+    if not folder.is_dir():
+        what = "is not a folder" if folder.exists() else "does not exist"
+        raise DataError(f"{printable(folder)} {what}. Give the folder that holds the photos.")
+    found = find_images(folder)
+    if not found:
+        others = sorted({path.suffix for path in folder.rglob("*") if path.is_file()})
+        held = f"only {', '.join(others)} files" if any(others) else "it is empty"
+        raise DataError(f"no photo in {printable(folder)} ({held}). Readable: {', '.join(sorted(IMAGE_SUFFIXES))}.")
+    return found
+
+
+def common_root(*folders: Path) -> Path:
+    """The deepest folder above all of these; the photos are named from there."""
+    return Path(os.path.commonpath([os.path.abspath(folder.expanduser()) for folder in folders]))
+
+
+def typical_side(paths: tuple[Path, ...]) -> int | None:
+    """The median short side of some of the photos, from their headers; None where none can be read."""
+    sides = []
+    for path in paths[:: max(1, len(paths) // SIZES_LOOKED_AT)]:
+        with (
+            contextlib.suppress(Exception),
+            Image.open(path) as image,
+        ):  # what is damaged is reported when it is decoded
+            sides.append(min(image.size))
+    return int(statistics.median(sides)) if sides else None
+
+
+def read_truth(table: Path) -> dict[str, str]:
+    """File name to true class, for measuring: rows `file,class`."""
+    return {name: label for _, name, label in _rows(table) if label}
+
+
+def _rows(table: Path) -> Iterator[tuple[int, str, str]]:
+    """(line, path, label) of every row; the label is empty where there is none."""
+    try:
+        text = table.expanduser().read_text("utf-8-sig")
+    except FileNotFoundError as err:
+        raise DataError(f"there is no file {printable(table)}. Give a table with the columns path and label.") from err
+    except (OSError, UnicodeDecodeError) as err:
+        raise DataError(f"{printable(table)} cannot be read as UTF-8 text ({err}).") from err
+    rows = list(_json_rows(table, text) if text.lstrip().startswith("{") else _table_rows(table, text))
+    if not rows:
+        raise DataError(f"{printable(table)} names no photo. Give one row for each, with the columns path and label.")
+    yield from rows
+
+
+def _json_rows(table: Path, text: str) -> Iterator[tuple[int, str, str]]:
+    for line, entry in enumerate(text.splitlines(), start=1):
+        if not entry.strip():
+            continue
+        try:
+            row = json.loads(entry)
+            path = next(row[key] for key in PATH_COLUMNS if key in row)
+            label = next((row[key] for key in LABEL_COLUMNS if key in row), None)
+        except (json.JSONDecodeError, StopIteration, TypeError) as err:
+            raise DataError(
+                f'{printable(table)}, line {line} cannot be understood: {entry[:80]!r}. Expected {{"path": ..., '
+                f'"label": ...}}.'
+            ) from err
+        yield line, str(path), "" if label is None else str(label).strip()
+
+
+def _table_rows(table: Path, text: str) -> Iterator[tuple[int, str, str]]:
+    first = text.split("\n", 1)[0]
+    reader = csv.reader(text.splitlines(keepends=True), delimiter="\t" if "\t" in first else ",")
+    header = [cell.strip().lower() for cell in next(reader, [])]
+    path_at = next((header.index(name) for name in PATH_COLUMNS if name in header), None)
+    label_at = next((header.index(name) for name in LABEL_COLUMNS if name in header), None)
+    if path_at is None or label_at is None:
+        raise DataError(
+            f"{printable(table)} begins with {first[:80]!r}. Its first line must name the columns: path,label."
+        )
+    line = 2
+    try:
+        for cells in reader:
+            if any(cell.strip() for cell in cells):
+                if len(cells) <= path_at or not cells[path_at].strip():
+                    raise DataError(f"{printable(table)}, line {line} names no file: {','.join(cells)[:80]!r}.")
+                label = cells[label_at].strip() if len(cells) > label_at else ""
+                yield line, cells[path_at].strip(), label
+            line = reader.line_num + 1
+    except csv.Error as err:
+        raise DataError(f"{printable(table)}, line {line} is not valid CSV: {err}.") from err

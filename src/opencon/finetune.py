@@ -1,0 +1,101 @@
+"""Train the last stage of a pretrained encoder on photos, some labeled: what `opencon discover --finetune` adds.
+
+Letters: n photos, S seen classes, C classes and groups together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from opencon.config import EncoderConfig, Precision, TrainConfig
+from opencon.data.augment import Augment, plain_view
+from opencon.data.loader import TwoStreamLoader
+from opencon.data.sources import read_images
+from opencon.encoders import ENCODERS, Embedder
+from opencon.encoders.heads import projection_head
+from opencon.encoders.pretrained import RUN_FILE, open_encoder
+from opencon.errors import ConfigError
+from opencon.features import VIEWS, FeatureSettings, embed_images
+from opencon.methods import FeatureBank, OpenCon, OpenConConfig, Task
+from opencon.optim import build_optimizer
+from opencon.runs import RunFolder
+from opencon.runtime import seeded
+from opencon.trainer import fit
+
+STEPS = 600  # ours: minutes on a GPU, and the last stage of a good encoder has little to learn
+BATCH = 256  # ours: what a GPU of a laptop holds at 224 pixels
+LR = 0.005  # ours, a quarter of OpenCon's: the start is a trained network
+LAST = {"efficientnet_lite0": "stage7"}  # its stage "last" is one 1x1 convolution; elsewhere it is the last stage
+MAX_GB = 8.0  # of decoded photos held in memory
+
+
+def finetune(
+    paths: Sequence[Path],
+    labels: Tensor,
+    features: FeatureSettings,
+    *,
+    num_classes: int,
+    out: RunFolder,
+    device: torch.device,
+    steps: int = STEPS,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Path:
+    """Train with OpenCon's losses and write the encoder; returns its file, which `FeatureSettings.encoder` takes.
+
+    Args:
+        paths: n photos that can be read.
+        labels: (n,) class in [0, S), or -1.
+        features: which encoder, at which size.
+        num_classes: C.
+        out: where the encoder goes.
+        device: where it is trained; on a CPU this takes hours.
+        steps: of training.
+        progress: told (finished steps, all steps).
+    """
+    encoder = open_encoder(features.encoder, features.image_size)
+    if encoder.name not in ENCODERS:
+        raise ConfigError(f"--finetune works with {', '.join(ENCODERS.names())}, not with {features.encoder}.")
+    size, net = encoder.image_size, encoder.net
+    needed = len(paths) * 3 * size * size / 1e9
+    if needed > MAX_GB:
+        raise ConfigError(
+            f"--finetune holds all photos in memory: {len(paths):,} at {size} px are {needed:.1f} GB, the limit is "
+            f"{MAX_GB:g}. Use fewer photos, a smaller --size, or leave --finetune out."
+        )
+    images, _, _ = read_images(paths, size)
+    images, on_device = images.to(device), labels.to(device)
+    num_seen, num_labeled = int(labels.max()) + 1, int((labels >= 0).sum())
+    net.freeze(LAST.get(encoder.name, net.stages[-1]), "running")
+    config = EncoderConfig(name=encoder.name, frozen_norm="running", mean=encoder.mean, std=encoder.std)
+    precision: Precision = "bf16" if device.type == "cuda" else "fp32"
+    with seeded(features.seed):
+        embedder = Embedder(net, projection_head(net.num_features, config.head_dim), config, precision)
+        method = OpenCon(OpenConConfig(ramp_epochs=0), Task(num_seen, num_classes, 0.5), embedder).to(device)
+    batch = min(BATCH, len(paths))
+    share = min(max(1, batch * num_labeled // len(paths), batch // 8), num_labeled)
+    shares = (share, max(1, min(batch - share, len(paths) - num_labeled)))
+    augment = Augment(VIEWS, image_size=size, channels=3)
+    loader = TwoStreamLoader(images, on_device, batch_shares=shares, augment=augment, num_views=2, seed=features.seed)
+    epochs = max(1, round(steps / len(loader)))
+    train = TrainConfig(epochs=epochs, batch_size=batch, lr=LR, schedule="cosine", seed=features.seed)
+    embedder.fold_frozen()
+    fit(
+        method,
+        build_optimizer(method, train),
+        loader,
+        train,
+        features=lambda: FeatureBank(
+            embed_images(method, method.embed, images, lambda chunk: plain_view(chunk, size)), on_device
+        ),
+        scaler=torch.amp.GradScaler(device.type, enabled=False),
+        on_epoch=lambda epoch, means: progress((epoch + 1) * len(loader), epochs * len(loader)),
+    )
+    # Beside the weights, where whoever opens them looks for what they expect of an image.
+    statistics = {"mean": encoder.mean, "std": encoder.std}
+    out.write_json("config.json", {**out.read_json("config.json"), "encoder": statistics})
+    out.save_tensors(RUN_FILE, net.state_dict(), {"encoder": encoder.name})
+    return out.path / RUN_FILE

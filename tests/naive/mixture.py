@@ -1,0 +1,57 @@
+"""The two mixtures of opencon.mixture, one row and one class at a time."""
+
+import math
+
+import numpy as np
+
+
+def expected(logits):
+    top = max(logits)
+    weights = [math.exp(v - top) for v in logits]
+    return [w / sum(weights) for w in weights]
+
+
+def shares(q, extra):
+    sizes = [sum(row[c] for row in q) + extra for c in range(len(q[0]))]
+    return [s / sum(sizes) for s in sizes]
+
+
+def gaussian_round(z, q, shrinkage, extra):
+    """One round of `settle` for unlabeled rows: new q (M, C), from the formula in its docstring."""
+    num_rows, dim, num_classes = len(z), len(z[0]), len(q[0])
+    share = shares(q, extra)
+    means = []
+    for c in range(num_classes):
+        weight = sum(q[i][c] for i in range(num_rows))
+        means.append(sum(q[i][c] * z[i] for i in range(num_rows)) / weight)
+    cov = np.zeros((dim, dim))
+    for i in range(num_rows):
+        for c in range(num_classes):
+            cov += q[i][c] * np.outer(z[i] - means[c], z[i] - means[c]) / num_rows
+    cov = (1 - shrinkage) * cov + shrinkage * np.trace(cov) / dim * np.eye(dim)
+    inverse = np.linalg.inv(cov)
+    return [
+        expected([math.log(share[c]) - (row - means[c]) @ inverse @ (row - means[c]) / 2 for c in range(num_classes)])
+        for row in z
+    ]
+
+
+def directional(z, q, extra):
+    """Prototypes, sharpness and shares of `fit_mixture` for given q."""
+    num_rows, dim = len(z), len(z[0])
+    totals = [sum(q[i][c] * z[i] for i in range(num_rows)) for c in range(len(q[0]))]
+    r = sum(math.sqrt(t @ t) for t in totals) / num_rows
+    return [t / math.sqrt(t @ t) for t in totals], r * (dim - r * r) / (1 - r * r), shares(q, extra)
+
+
+def bridge(a, b):
+    """Rows half way between two means, as a share of the rows around the means; each set counts the same."""
+    mean_a, mean_b = sum(a) / len(a), sum(b) / len(b)
+    gap = mean_a - mean_b
+    half = math.sqrt(gap @ gap) / 2
+    middle = (mean_a + mean_b) / 2
+
+    def share(rows, center):
+        return sum(abs((row - middle) @ gap / (2 * half) - center) < half / 3 for row in rows) / len(rows)
+
+    return (share(a, 0) + share(b, 0)) / (share(a, half) + share(b, -half))

@@ -1,0 +1,339 @@
+"""From a folder to a report, with good and bad photos, through the command line."""
+
+import csv
+import errno
+import json
+import os
+import shutil
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from opencon import cli
+from opencon.model import OpenConModel
+
+SEEN, NOVEL, EACH = ("amber", "blue", "green"), ("stripes", "rings"), 10
+FAST = ("--size", "48", "--views", "1", "--device", "cpu", "--no-cache")
+
+
+class Ran(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+def opencon(capsys, *args):
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as stop:
+        cli.main([str(a) for a in args])
+    said = capsys.readouterr()
+    return Ran(stop.value.code or 0, said.out, " ".join(said.err.split()))
+
+
+def works(capsys, *args):
+    ran = opencon(capsys, *args)
+    assert ran.code == 0, ran.err
+    return ran
+
+
+def refused(capsys, *args):
+    ran = opencon(capsys, *args)
+    assert ran.code == 2, ran
+    assert "Traceback" not in ran.err
+    return ran.err
+
+
+def picture(kind, rng, side=40):
+    grid = np.linspace(0, 6.28, side)
+    colors = {"amber": (230, 170, 20), "blue": (20, 60, 220), "green": (20, 170, 60)}
+    if kind in colors:
+        base = np.ones((side, side, 3)) * colors[kind]
+    elif kind == "stripes":
+        base = np.repeat((127 + 127 * np.sin(6 * grid))[None, :, None], side, 0) * np.ones(3)
+    else:
+        base = (127 + 127 * np.sin(3 * np.hypot(grid[:, None] - 3, grid[None] - 3)))[..., None] * np.ones(3)
+    return Image.fromarray(np.clip(base + rng.normal(0, 12, (side, side, 3)), 0, 255).astype(np.uint8))
+
+
+@pytest.fixture(scope="session")
+def originals(tmp_path_factory):
+    root, rng = tmp_path_factory.mktemp("photos"), np.random.default_rng(0)
+    for folder in [*(f"known/{name}" for name in SEEN), "pile"]:
+        (root / folder).mkdir(parents=True)
+    truth = ["file,class"]
+    for kind in (*SEEN, *NOVEL):
+        for i in range(EACH):
+            is_labeled = kind in SEEN and i < 4
+            path = root / (f"known/{kind}/{i}.png" if is_labeled else f"pile/{kind[0]}{i}.png")
+            picture(kind, rng).save(path)
+            if not is_labeled:
+                truth.append(f"{path.name},{kind}")
+    (root / "truth.csv").write_text("\n".join(truth) + "\n")
+    return root
+
+
+@pytest.fixture
+def photos(originals, tmp_path):
+    """A copy that a test may spoil."""
+    return shutil.copytree(originals, tmp_path / "photos")
+
+
+def where(root):
+    return "--labeled", root / "known", "--unlabeled", root / "pile"
+
+
+@pytest.fixture(scope="session")
+def finished(originals, tmp_path_factory):
+    out = tmp_path_factory.mktemp("runs") / "run"
+    with pytest.raises(SystemExit) as stop:
+        cli.main(
+            [str(a) for a in ("discover", *where(originals), "--truth", originals / "truth.csv", "--novel", 2, *FAST)]
+            + ["--out", str(out)]
+        )
+    assert not stop.value.code
+    return out
+
+
+def rows_of(out):
+    with (out / "assignments.csv").open(encoding="utf-8", errors="surrogateescape", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+# --- what it does ------------------------------------------------------------------------------------------------------
+
+
+def test_every_photo_has_a_row_and_most_are_right(finished):
+    rows = rows_of(finished)
+    assert len(rows) == EACH * (len(SEEN) + len(NOVEL))
+    assert {row["predicted"] for row in rows} <= {*SEEN, "new-1", "new-2"}
+    assert all(row["kind"] == ("new" if row["predicted"].startswith("new") else "seen") for row in rows)
+    assert all(0 <= float(row["confidence"]) <= 1 for row in rows)
+    given = {row["file"]: row["given"] for row in rows if row["given"]}
+    assert given == {f"known/{name}/{i}.png": name for name in SEEN for i in range(4)}
+    names = {row["file"] for row in rows}
+    for row in rows:
+        nearest = row["nearest"].split("|")
+        assert set(nearest) <= names
+        assert row["file"] not in nearest
+    result = json.loads((finished / "result.json").read_text())
+    assert result["protocol"] == "gcd"
+    assert result["num_images"] == len(rows) - len(given)
+    assert result["all"] > 0.85
+
+
+def test_the_folder_holds_what_is_promised(finished):
+    z = np.load(finished / "embeddings.npy", allow_pickle=False)
+    assert z.shape[0] == len(rows_of(finished))
+    np.testing.assert_allclose(np.linalg.norm(z, axis=1), 1, atol=1e-4)
+    assert json.loads((finished / "environment.json").read_text())["torch"]
+    assert json.loads((finished / "config.json").read_text())["fit"]["num_novel"] == 2
+    page = (finished / "report.html").read_text(encoding="utf-8")
+    assert json.loads((finished / "result.json").read_text())["headline"] in page
+    assert not list(finished.glob("*.partial"))
+
+
+def test_the_number_of_groups_can_be_left_open(capsys, originals, tmp_path):
+    ran = works(capsys, "discover", *where(originals), *FAST, "--out", tmp_path / "run")
+    assert "About " in ran.out
+    estimate = json.loads((tmp_path / "run/result.json").read_text())["count"]
+    assert estimate["low"] <= estimate["num_classes"] <= estimate["high"]
+
+
+def test_dry_run_plans_and_writes_nothing(capsys, originals, tmp_path):
+    out = works(capsys, "discover", *where(originals), *FAST, "--out", tmp_path / "run", "--dry-run").out
+    assert "50: 12 labeled in 3 classes (amber, blue, green), 38 unlabeled" in out
+    assert "where nothing is cached" in out
+    assert not (tmp_path / "run").exists()
+
+
+def test_same_seed_same_assignments_from_a_table_and_from_the_cache(capsys, originals, finished, tmp_path):
+    lines = [
+        f"{p.relative_to(originals).as_posix()},{p.parent.name}" for p in sorted((originals / "known").rglob("*.png"))
+    ]
+    (tmp_path / "labels.csv").write_text("path,label\n" + "\n".join(lines) + "\n")
+    given = (originals, "--labels", tmp_path / "labels.csv", "--novel", 2, "--cache", tmp_path / "cache", *FAST[:-1])
+    works(capsys, "discover", *given, "--out", tmp_path / "a")
+    assert list((tmp_path / "cache").rglob("*.safetensors"))
+    works(capsys, "discover", *given, "--out", tmp_path / "b")
+    assert (tmp_path / "a/assignments.csv").read_bytes() == (tmp_path / "b/assignments.csv").read_bytes()
+    predicted = {row["file"]: row["predicted"] for row in rows_of(tmp_path / "a")}
+    assert set(predicted) == {row["file"] for row in rows_of(finished)}
+
+
+def test_predict_on_new_photos(capsys, finished, originals, tmp_path):
+    rng = np.random.default_rng(5)
+    picture("blue", rng).save(tmp_path / "new blue.png")
+    (tmp_path / "torn.jpg").write_bytes(b"\xff\xd8\xff\xe0 no image")
+    ran = works(capsys, "predict", finished, tmp_path / "new blue.png", tmp_path / "torn.jpg", "--device", "cpu")
+    good, bad = (json.loads(line) for line in ran.out.splitlines())
+    assert good["label"] == "blue"
+    assert not good["is_new"]
+    assert len(good["nearest"]) == 3
+    assert bad["label"] is None
+    assert bad["error"]
+    works(capsys, "predict", finished, tmp_path, "--csv", tmp_path / "said.csv", "--device", "cpu")
+    with (tmp_path / "said.csv").open(newline="") as file:
+        assert [row["file"] for row in csv.DictReader(file)] == [
+            str(tmp_path / n) for n in ("new blue.png", "torn.jpg")
+        ]
+
+
+def test_groups_get_names_that_predict_and_the_table_use(capsys, finished, originals, tmp_path):
+    run = shutil.copytree(finished, tmp_path / "run")
+    (tmp_path / "names.csv").write_text('"group","name"\n"new-1","zebra, maybe"\n')
+    out = works(capsys, "name", run, tmp_path / "names.csv").out
+    assert "new-1 is now zebra, maybe" in out
+    assert OpenConModel.from_pretrained(run).class_names == (*SEEN, "zebra, maybe", "new-2")
+    before, after = rows_of(finished), rows_of(run)
+    assert [r["predicted"] for r in after] == [r["predicted"].replace("new-1", "zebra, maybe") for r in before]
+    message = refused(capsys, "name", run, tmp_path / "nowhere.csv")
+    assert "nowhere.csv" in message
+    (tmp_path / "names.csv").write_text("group,name\nnew-9,zebra\n")
+    assert "there is no group 'new-9'" in refused(capsys, "name", run, tmp_path / "names.csv")
+
+
+def test_export_writes_a_folder_that_predicts_alone(capsys, finished, tmp_path):
+    ran = works(capsys, "export", finished, "--no-onnx", "--out", tmp_path / "model")
+    assert "OpenConModel.from_pretrained" in ran.out
+    assert {"model.json", "model.safetensors", "encoder.safetensors", "README.md"} == {
+        p.name for p in (tmp_path / "model").iterdir()
+    }
+    assert OpenConModel.from_pretrained(tmp_path / "model").class_names[: len(SEEN)] == SEEN
+
+
+def test_count(capsys, originals):
+    out = works(capsys, "count", *where(originals), "--size", "48", "--no-cache", "--device", "cpu", "--json").out
+    found = json.loads(out)
+    assert found["num_classes"] in [k for k, _ in found["curve"]]
+    assert found["num_classes"] >= len(SEEN)
+
+
+# --- odd and bad photos ------------------------------------------------------------------------------------------------
+
+
+def test_photos_of_every_kind_and_broken_ones(capsys, photos, tmp_path):
+    pile, rng = photos / "pile", np.random.default_rng(1)
+    blue = picture("blue", rng)
+    Image.fromarray(np.asarray(blue.convert("L")).astype(np.uint16) * 257).save(pile / "sixteen bits.png")
+    blue.convert("CMYK").save(pile / "cmyk.jpg")
+    blue.convert("P").save(pile / "palette.png")
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    blue.save(pile / "turned.jpg", exif=exif)
+    blue.save(pile / "moving.gif", save_all=True, append_images=[blue.rotate(90)])
+    shutil.copy(pile / "b5.png", pile / "copy of b5.png")
+    blue.save(pile / "torn.jpg", quality=95)
+    (pile / "torn.jpg").write_bytes((pile / "torn.jpg").read_bytes()[:300])
+    (pile / "nothing.png").write_bytes(b"")
+    Image.new("1", (20_000, 20_000)).save(pile / "huge.png")
+    ran = works(capsys, "discover", *where(photos), "--novel", 2, *FAST, "--out", tmp_path / "run")
+    rows = {row["file"].removeprefix("pile/"): row for row in rows_of(tmp_path / "run")}
+    errors = {name: row["error"] for name, row in rows.items() if row["error"]}
+    assert set(errors) == {"torn.jpg", "nothing.png", "huge.png"}
+    assert "is empty" in errors["nothing.png"]
+    assert "too many pixels" in errors["huge.png"]
+    assert all(name in ran.err for name in errors)
+    assert rows["palette.png"]["predicted"] == "blue"
+    assert rows["copy of b5.png"]["predicted"] == rows["b5.png"]["predicted"]
+    assert len(np.load(tmp_path / "run/embeddings.npy")) == len(rows) - 3
+
+
+def test_hostile_names_are_text_everywhere(capsys, photos, tmp_path):
+    odd = ["a b.png", 'o\'neill "q".png', "<script>alert(1)<", "żółw 亀.png"]
+    os.rename(photos / "known/green", photos / "known/<b>grün & 'x'")
+    for at, name in enumerate(odd):
+        target = photos / "pile" / (name if name.endswith(".png") else f"{name}.png")
+        os.rename(photos / "pile" / f"b{5 + at}.png", target)
+    os.rename(photos / "pile/s0.png", os.fsencode(photos / "pile") + b"/caf\xe9.png")  # Latin-1: no UTF-8
+    works(capsys, "discover", *where(photos), "--novel", 2, *FAST, "--out", tmp_path / "a run's")
+    names = [os.fsencode(row["file"]) for row in rows_of(tmp_path / "a run's")]
+    assert b"pile/caf\xe9.png" in names
+    page = (tmp_path / "a run's/report.html").read_text(encoding="utf-8")
+    assert "<script>alert(1)" not in page
+    assert "<b>grün" not in page
+    works(capsys, "predict", tmp_path / "a run's", photos / "pile", "--device", "cpu")
+
+
+def test_few_photos_and_few_classes(capsys, photos, tmp_path):
+    for name in ("blue", "green"):
+        shutil.rmtree(photos / "known" / name)
+    works(capsys, "discover", *where(photos), "--novel", 2, *FAST, "--out", tmp_path / "one class")
+    small = tmp_path / "small"
+    for name in ("known/amber/0.png", "pile/b5.png"):
+        (small / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(photos / name, small / name)
+    assert "2 photos are too few" in refused(capsys, "discover", *where(small), *FAST, "--out", tmp_path / "x")
+    assert not (tmp_path / "x").exists()
+
+
+def test_all_labeled(capsys, photos, tmp_path):
+    (tmp_path / "labels.csv").write_text(
+        "path,label\n" + "".join(f"{p},{p.parent.name}\n" for p in (photos / "known").rglob("*.png"))
+    )
+    ran = works(capsys, "discover", "--manifest", tmp_path / "labels.csv", *FAST, "--out", tmp_path / "run")
+    assert "nothing was left to discover" in " ".join(ran.out.split())
+
+
+def test_none_labeled(capsys, photos, tmp_path):
+    (tmp_path / "labels.csv").write_text("path,label\n" + "".join(f"{p},\n" for p in (photos / "pile").iterdir()))
+    message = refused(capsys, "discover", "--manifest", tmp_path / "labels.csv", *FAST, "--out", tmp_path / "run")
+    assert "none of the 38 photos carries a label" in message
+
+
+def test_a_class_whose_photos_are_all_broken(capsys, photos, tmp_path):
+    for path in (photos / "known/green").iterdir():
+        path.write_bytes(b"broken")
+    message = refused(capsys, "discover", *where(photos), *FAST, "--out", tmp_path / "run")
+    assert "class 'green' has no photo that can be read" in message
+
+
+@pytest.mark.parametrize(
+    "given",
+    [(), ("--labeled", "a"), ("--labeled", "a", "--unlabeled", "b", "--manifest", "c"), ("a",), ("--labels", "a.csv")],
+)
+def test_ways_to_give_photos_that_are_not_one_way(capsys, given):
+    assert "say where the photos are in one of these ways" in refused(capsys, "discover", *given)
+
+
+@pytest.mark.parametrize("novel", ["some", "-1", "2.5"])
+def test_a_number_of_groups_that_is_none(capsys, originals, novel):
+    assert "must be auto or a whole number" in refused(capsys, "discover", *where(originals), f"--novel={novel}")
+
+
+# --- where it cannot write ---------------------------------------------------------------------------------------------
+
+
+def test_a_folder_that_is_not_ours_is_left_alone(capsys, originals, tmp_path):
+    (tmp_path / "thesis.tex").write_text("years of work")
+    message = refused(capsys, "discover", *where(originals), *FAST, "--out", tmp_path)
+    assert "is not empty and holds no discovery" in message
+    assert [p.name for p in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_a_folder_that_cannot_be_made(capsys, originals, tmp_path):
+    (tmp_path / "file").write_text("")
+    assert "cannot write to" in refused(capsys, "discover", *where(originals), *FAST, "--out", tmp_path / "file/run")
+
+
+def test_a_full_disk_loses_nothing_that_was_written(capsys, originals, finished, tmp_path, monkeypatch):
+    run = shutil.copytree(finished, tmp_path / "run")
+    before = (run / "assignments.csv").read_bytes()
+    real = os.replace
+
+    def full(source, target):
+        if str(target).endswith("assignments.csv"):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        real(source, target)
+
+    monkeypatch.setattr(os, "replace", full)
+    message = refused(capsys, "discover", *where(originals), "--novel", 1, *FAST, "--out", run)
+    assert "the disk is full" in message
+    assert "What assignments.csv held before is intact." in message
+    assert (run / "assignments.csv").read_bytes() == before
+    assert not list(run.glob("*.partial"))
+
+
+def test_a_run_folder_of_something_else_cannot_predict(capsys, originals, tmp_path):
+    assert "holds no model" in refused(capsys, "predict", tmp_path, originals / "pile", "--device", "cpu")

@@ -1,0 +1,163 @@
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from opencon.mixture import (
+    EXTRA,
+    SHRINKAGE,
+    _apart,
+    by_size,
+    fit_mixture,
+    held_out_accuracy,
+    merge_alike,
+    settle,
+    softness,
+)
+from tests.naive import mixture as naive
+
+
+def clouds(sizes, *, dim=6, distance=6.0, seed=0):
+    """Round clouds of the given sizes around the axes; rows (M, D) and their cloud (M,)."""
+    g = torch.Generator().manual_seed(seed)
+    which = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
+    return distance * torch.eye(len(sizes), dim)[which] + torch.randn(len(which), dim, generator=g), which
+
+
+def unlabeled(rows):
+    return torch.full((len(rows),), -1)
+
+
+# --- settle -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_settling_follows_the_formula(seed):
+    z, which = clouds([9, 6, 12], dim=4, distance=1.5, seed=seed)
+    q = F.one_hot(which, 3).double().numpy()
+    for _ in range(3):
+        q = naive.gaussian_round(z.double().numpy(), q, SHRINKAGE, EXTRA)
+    _, got = settle(z, which, unlabeled(z), num_seen=0, rounds=3)
+    assert got.tolist() == np.argmax(q, axis=1).tolist()
+
+
+def test_whitening_makes_classes_balls():
+    z, which = clouds([400, 400, 400])
+    stretch = torch.diag(torch.tensor([5.0, 1, 1, 0.2, 1, 1])) @ torch.linalg.qr(torch.randn(6, 6)).Q
+    whitening, got = settle(z @ stretch, which, unlabeled(z), num_seen=0, rounds=5)
+    assert torch.equal(got, which)
+    flat = whitening(z @ stretch)
+    within = torch.stack([torch.cov(flat[which == c].T) for c in range(3)]).mean(dim=0)
+    # Shrinkage leaves the longest axis a little too long and the shortest a little too short.
+    assert torch.linalg.eigvalsh(within).max() < 1.2
+    assert torch.linalg.eigvalsh(within)[1:].min() > 0.5
+    torch.testing.assert_close(flat.mean(dim=0), torch.zeros(6), atol=1e-3, rtol=0)
+
+
+def test_a_labeled_row_keeps_its_class():
+    z, which = clouds([20, 20])
+    labels = unlabeled(z)
+    labels[0] = 1  # in the middle of the other class
+    assert settle(z, which, labels, num_seen=2, rounds=4)[1][0] == 1
+    assert fit_mixture(F.normalize(z, dim=1), which, labels, num_seen=2, rounds=4).assignment[0] == 1
+
+
+def test_rows_that_all_coincide_stay_finite():
+    z = torch.ones(6, 4)
+    whitening, got = settle(z, torch.tensor([0, 0, 0, 1, 1, 1]), unlabeled(z), num_seen=0, rounds=3)
+    assert torch.isfinite(whitening.matrix).all()
+    assert len(got) == 6
+
+
+# --- directions -------------------------------------------------------------------------------------------------------
+
+
+def test_directions_follow_the_formula():
+    z, which = clouds([9, 6, 12], dim=4)
+    z = F.normalize(z, dim=1)
+    mixture = fit_mixture(z, which, unlabeled(z), num_seen=0, rounds=1)
+    prototypes, sharpness, share = naive.directional(z.double().numpy(), F.one_hot(which, 3).double().numpy(), EXTRA)
+    np.testing.assert_allclose(mixture.prototypes.numpy(), prototypes, atol=1e-6)
+    np.testing.assert_allclose(float(mixture.sharpness), sharpness, rtol=1e-5)
+    np.testing.assert_allclose(mixture.share.numpy(), share, rtol=1e-6)
+
+
+def test_a_large_class_wins_a_row_in_the_middle():
+    a, b = torch.tensor([1.0, 0.3]), torch.tensor([0.3, 1.0])
+    z = F.normalize(torch.cat([a.repeat(90, 1), b.repeat(10, 1), torch.ones(1, 2)]), dim=1)
+    start = torch.tensor([0] * 90 + [1] * 11)
+    mixture = fit_mixture(z, start, unlabeled(z), num_seen=0, rounds=1)
+    mixture = fit_mixture(z + 0.0, mixture.assignment, unlabeled(z), num_seen=0, rounds=1)
+    assert mixture.share[0] > 0.8
+    tie = F.normalize(mixture.prototypes.sum(dim=0), dim=0)
+    assert mixture.logits(tie[None]).argmax() == 0
+
+
+# --- numbering and confidence -----------------------------------------------------------------------------------------
+
+
+def test_groups_are_numbered_by_size_and_seen_classes_keep_theirs():
+    #        seen 0, 1; group 2 has one row, 3 none, 4 three
+    assert by_size(torch.tensor([1, 0, 4, 2, 4, 4]), 2).tolist() == [1, 0, 2, 3, 2, 2]
+
+
+def test_softness_reaches_the_confidence_asked_for():
+    logits = 20 * torch.randn(200, 5, generator=torch.Generator().manual_seed(0))
+    factor = softness(logits, 0.7)
+    assert (factor * logits).softmax(dim=1).amax(dim=1).mean() == pytest.approx(0.7, abs=1e-3)
+    assert softness(logits, 1.0) == 1.0
+
+
+def test_held_out_rows_are_judged_without_their_own_help():
+    """Each class has two labeled rows, orthogonal to everything: with its own help every row would be right."""
+    z = torch.eye(4)
+    labels = torch.tensor([0, 0, 1, 1])
+    assert held_out_accuracy(z, labels, labels) == pytest.approx((1 + 1) / (2 + 2))  # a tie goes to class 0
+    assert held_out_accuracy(z, labels, torch.tensor([0, 1, -1, -1])) is None
+
+
+# --- merging ----------------------------------------------------------------------------------------------------------
+
+
+def test_apart_measures_cost_and_bridge():
+    g = torch.Generator().manual_seed(3)
+    a, b = torch.randn(30, 3, generator=g), torch.randn(20, 3, generator=g) + 1.5
+    cost, bridge = _apart(a, b)
+    assert bridge == pytest.approx(naive.bridge(a.double().numpy(), b.double().numpy()), abs=1e-6)
+    both = torch.cat([a, b])
+
+    def inertia(rows):
+        return float((rows - rows.mean(dim=0)).square().sum())
+
+    assert cost == pytest.approx(inertia(both) - inertia(a) - inertia(b), rel=1e-4)
+
+
+def cut(rows, which, c, new):
+    """Half of cloud c, across the second axis, becomes group `new`."""
+    which = which.clone()
+    which[(which == c) & (rows[:, 5] > 0)] = new
+    return which
+
+
+def test_halves_of_one_cloud_become_one_again():
+    z, which = clouds([200, 200, 200, 200])
+    split = cut(z, cut(z, which, 2, 4), 0, 5)  # a novel cloud, and a seen one
+    merged = merge_alike(z, split, num_seen=2)
+    assert merged.tolist() == which.tolist()
+
+
+def test_different_clouds_stay_apart_however_small():
+    z, which = clouds([200, 200, 200, 6])
+    assert merge_alike(z, which, num_seen=2).tolist() == which.tolist()
+
+
+def test_seen_classes_are_never_merged():
+    z, which = clouds([200, 200])
+    same = cut(z, which, 0, 2)  # three classes by label, of which two are one cloud
+    assert merge_alike(z, same, num_seen=3).tolist() == same.tolist()
+
+
+def test_nothing_is_merged_where_no_class_can_be_cut():
+    z, which = clouds([5, 5, 200])
+    split = cut(z, which, 2, 3)
+    assert merge_alike(z, split, num_seen=2).tolist() == split.tolist()
