@@ -25,9 +25,11 @@ lint: .venv/ready
 types: .venv/ready
 	$(BIN)/mypy
 
+# What a CPU can measure, about half an hour; QUICK=--quick tries every script in minutes (into another OPENCON_RESULTS).
+BENCH := digits loss_memory kmeans cpu_step growth features worker_path class_count openworld photos_scale
 bench: .venv/ready
-	$(BIN)/python benchmarks/digits.py
-	$(BIN)/python benchmarks/loss_memory.py
+	set -e; for name in $(BENCH); do echo "== $$name"; $(BIN)/python benchmarks/$$name.py $(QUICK); done
+	$(BIN)/python benchmarks/page.py
 
 clean:
 	rm -rf .venv build src/*.egg-info

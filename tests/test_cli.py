@@ -259,6 +259,12 @@ def test_tensorboard(capsys, tmp_path, command):
     assert list((tmp_path / "run/tensorboard").glob("events*"))
 
 
+def test_figures_like_those_of_the_paper(capsys, finished, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "umap", None)  # takes a minute to start; its absence is one of the ways
+    works(capsys, "evaluate", finished, "--figures", tmp_path / "figures")
+    assert {path.name for path in (tmp_path / "figures").iterdir()} == {"classes.png", "novelty.png", "confusion.png"}
+
+
 def test_tensorboard_that_is_not_installed(capsys, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     ran = opencon(capsys, "train", "digits", "--out", tmp_path / "run", "--tensorboard", "--device", "cpu")

@@ -32,6 +32,24 @@ def test_digits():
     assert readme_row("k-means on the pixels") == [f"{100 * pixels[key]:.1f}" for key in ("all", "novel", "seen")]
 
 
+def test_photos():
+    got = results("photos")
+    assert (got["n"], got["protocol"]) == (5, "gcd")
+    ways = {"unknown": "number unknown", "given": "number known"}
+    for start, way in ways.items():
+        shown = [f"{100 * got[way][k]['mean']:.1f} ± {100 * got[way][k]['std']:.1f}" for k in ("all", "novel", "seen")]
+        assert readme_row(f"`opencon discover`, number of classes {start}") == shown
+    doubled = got["number doubled"]
+    shown = [f"{100 * doubled[k]['mean']:.1f} ± {100 * doubled[k]['std']:.1f}" for k in ("all", "novel", "seen")]
+    assert readme_row("`opencon discover`, twice") == shown
+    means = got["k-means, number known"]["all"]
+    shown = f"{100 * means['mean']:.1f} ± {100 * means['std']:.1f}"
+    assert readme_row("k-means on the same features")[0] == shown
+    estimates = ", ".join(str(row["estimate"]) for row in got["rows"]["number unknown"])
+    text = (ROOT / "README.md").read_text()
+    assert f"estimated as {estimates}; the first run took {got['first_run_seconds']:.0f} s on two CPU cores" in text
+
+
 def test_cifar100():
     found = results("fast_against_plain")
     for start, key in (("opencon, the recipe", "fast"), ("opencon, batch statistics", "plain")):

@@ -61,10 +61,10 @@ class OpenWorldConfig:
     num_novel: int | None = None  # new groups to look for, at most; None: estimate
     method: str = "opencon"
     seed: int = 0
-    steps: int = 100  # of training the head; more gain nothing (measured); 0: none
+    steps: int = 100  # of training the head, in whole epochs; more gain nothing (measured); 0: none
     batch_size: int = 512  # OpenCon's
     lr: float = 0.02  # OpenCon's
-    noise: float = 0.7  # of a view, in standard deviations of each direction; 0.5 to 1 are alike (measured)
+    noise: float = 1.5  # of a view, in standard deviations within a class; 1 to 1.5 are alike (measured)
 
     def __post_init__(self) -> None:
         """Refuse what cannot work."""
@@ -283,6 +283,7 @@ def _train(
     # In proportion, but an eighth of the batch at least where there are so many labeled rows.
     share = max(batch * num_labeled // len(labels), min(num_labeled, batch // 8), 1)
     shares = (share, min(batch - share, num_unlabeled))
+    # The encoder has made classes balls of standard deviation 1, so the noise is the same in every direction.
     noise = FeatureViews(torch.full((model.dim,), config.noise), generator=generator(CPU, config.seed, VIEWS))
     loader = TwoStreamLoader(source, labels, batch_shares=shares, augment=noise, num_views=2, seed=config.seed)
     epochs = max(1, round(config.steps / len(loader)))

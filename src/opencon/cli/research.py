@@ -123,6 +123,9 @@ def evaluate(
     device: Device = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     picture: Annotated[Path | None, typer.Option("--picture", help="Also draw the embedding to this PNG.")] = None,
+    figures: Annotated[
+        Path | None, typer.Option("--figures", help="Also draw look-alikes of the paper's figures to this folder.")
+    ] = None,
 ) -> None:
     """Measure a trained run again, under either protocol, on either set of images; by default as it was trained."""
     from opencon.experiments.run import evaluate_run
@@ -130,7 +133,9 @@ def evaluate(
 
     if picture is not None and not picture.parent.is_dir():
         raise ConfigError(f"--picture {picture}: there is no folder {picture.parent}. Make it first.")
-    record = evaluate_run(run_folder, pick_device(device), protocol=protocol, on=on, data_root=data, picture=picture)
+    record = evaluate_run(
+        run_folder, pick_device(device), protocol=protocol, on=on, data_root=data, picture=picture, figures=figures
+    )
     if as_json:
         # JSON has no NaN: a measure over no images (or without seen or novel ones) is null.
         plain = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()}

@@ -29,6 +29,7 @@ from opencon.methods import METHODS, Assignment, FeatureBank, Method, Task
 from opencon.metrics import evaluate, knn_accuracy
 from opencon.optim import build_optimizer
 from opencon.report.figures import embedding_figure
+from opencon.report.paper_figures import class_figure, confusion_figure, novelty_figure
 from opencon.runs import RunFolder
 from opencon.runtime import environment, seeded
 from opencon.trainer import fit
@@ -314,19 +315,37 @@ def evaluate_run(
     on: str | None = None,
     data_root: str | None = None,
     picture: Path | None = None,
+    figures: Path | None = None,
 ) -> dict[str, Any]:
-    """Measure a trained run again; protocol and images default to the run's own."""
+    """Measure a trained run again; protocol and images default to the run's own. Draws what has a path."""
     changes = {"eval.protocol": protocol, "eval.on": on}
     bench = open_run(out, device, data_root=data_root, settings=[f"{k}={v}" for k, v in changes.items() if v])
     how = bench.config.eval
-    if picture is not None and how.on == "test":
-        raise ConfigError("--picture shows the unlabeled training images. Use it with --on unlabeled.")
+    if (picture or figures) is not None and how.on == "test":
+        raise ConfigError("--picture and --figures show the unlabeled training images. Use them with --on unlabeled.")
     if (protocol or on) and not bench.config.method.uses_labels:
         raise ConfigError(f"{bench.config.method.name} looks at no label: it has a 20-NN accuracy, and no protocol.")
     record, bank, assignment = bench.score(how.on, how.protocol)
     if picture is not None:
         draw(bench, bank, assignment, picture)
+    if figures is not None:
+        draw_paper_figures(bench, bank, assignment, figures)
     return record
+
+
+def draw_paper_figures(bench: Workbench, bank: FeatureBank, assignment: Assignment, folder: Path) -> None:
+    """Look-alikes of the paper's figures: ten classes in two dimensions, the novelty score, the confusion matrix."""
+    if assignment.novelty is None or assignment.novelty_threshold is None:
+        raise ConfigError(f"{bench.config.method.name} has no novelty score to draw.")
+    rows, names, title = bench.split.unlabeled, bench.dataset.train.class_names, bench.dataset.info.title
+    truth = bench.dataset.train.classes[rows].numpy()
+    folder.mkdir(parents=True, exist_ok=True)
+    every: dict[str, Any] = {"num_seen": bench.split.num_seen, "title": title}
+    class_figure(bank.z.cpu()[rows].numpy(), truth, class_names=names, path=folder / "classes.png", **every)
+    novelty, threshold = assignment.novelty.cpu()[rows].numpy(), float(assignment.novelty_threshold)
+    novelty_figure(novelty, truth, threshold=threshold, path=folder / "novelty.png", **every)
+    predicted = assignment.classes.cpu()[rows].numpy()
+    confusion_figure(predicted, truth, class_names=names, path=folder / "confusion.png", **every)
 
 
 def draw(bench: Workbench, bank: FeatureBank, assignment: Assignment, path: Path) -> Path:
