@@ -97,8 +97,9 @@ def not_met() -> str:
             "the fast path costs accuracy: runs of one setting differ by more than the goal, and the same seed does not",
             "repeat on a GPU. SimCLR is a third below its goal: every batch norm reads its input for the statistics, reads",
             f"and writes it to normalize, and does as much again backward. At {floor['views']:,} views these are",
-            f"{gigabytes:.1f} GB a pass; eight passes at the memory's 4.8 TB/s are {seconds:.2f} s of an epoch on top of the",
-            f"convolutions, so with cuDNN's convolutions and batch norms apart from them {best:,.0f} views/s would be perfect.",
+            f"{gigabytes:.1f} GB a pass; eight passes at the memory's 4.8 TB/s are {seconds:.2f} s of an epoch on top of",
+            "the convolutions, so with cuDNN's convolutions and batch norms apart from them",
+            f"{best:,.0f} views/s would be perfect.",
             f"On a CPU, views were to be ten times as fast as with Pillow and are {views:.1f} times.",
         ]
     )
