@@ -286,6 +286,19 @@ def test_constant_features_are_one_class(rows, value, few_trees):
     assert estimate_classes(x, torch.full((rows,), -1), num_seen=0).num_classes == 1
 
 
+def test_rounding_is_no_difference(few_trees):
+    x = torch.randn(20, generator=rng()) * (1 + 3e-8 * torch.randn(100, 20, generator=rng()))
+    assert len(torch.unique(x, dim=0)) > 50
+    assert estimate_classes(x, torch.full((100,), -1), num_seen=0).num_classes == 1
+
+
+def test_groups_of_the_same_rows_do_not_stand_apart():
+    x = torch.randn(1, 7, generator=rng(), dtype=torch.float64).expand(30, 7)  # float32 sums would be exact here
+    assert silhouette(grains_of_rows(x), np.repeat([0, 1, 2], [7, 10, 13]), 3) == 0.0
+    far = torch.cat([x, x[:10] + 1])
+    assert silhouette(grains_of_rows(far), np.arange(40) // 10, 4) == pytest.approx(10 / 40)
+
+
 def test_fewer_different_rows_than_seen_classes(few_trees):
     x = torch.zeros(1000, 20)
     labels = torch.full((1000,), -1)

@@ -344,11 +344,11 @@ def test_an_exception_waits_for_no_thread():
 def test_a_failed_program_ends_although_files_are_waiting():
     """To decode all that is waiting would take longer than the time the program is given."""
     program = """
-import _thread, pathlib, threading, time
+import os, pathlib, signal, threading, time
 from contextlib import closing
 from opencon.data.streaming import StreamedImages
 
-threading.Timer(0.1, _thread.interrupt_main).start()
+threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
 images = StreamedImages([pathlib.Path("x")] * 1600, 2, lambda path, size: time.sleep(0.1), threads=1)
 with closing(images.in_order(400)) as chunks:
     next(chunks)

@@ -167,6 +167,7 @@ def name(
     changed = rename_groups(run_folder, names)
     for old, new in changed.items():
         console.print(f"{old} is now {new}", soft_wrap=True)
+    console.print("In assignments.csv and for predict and export; the page keeps the names it was written with.")
 
 
 @app.command(short_help="How many classes are in there?")
