@@ -11,7 +11,7 @@ from typing import Any
 
 HERE = Path(__file__).parent
 PAGE = HERE.parent / "docs/performance.md"
-H200 = "NVIDIA H200"
+ESTIMATOR = HERE.parent / "docs/estimator.md"
 
 
 def load(name: str) -> dict[str, Any]:
@@ -192,6 +192,24 @@ def worker(name: str) -> str:
     return table(["", "images/s"], [[what, f"{rate:,.0f}"] for what, rate in found["images_per_second"].items()])
 
 
+def estimator() -> str:
+    """The table of docs/estimator.md, between its two marks."""
+    rows = []
+    for row in load("openworld")["result"]["table"]:
+        name = f"**{row['name']}**" if row["name"] == "opencon" else row["name"]
+        rows.append(
+            [row["data"], row["number"], name, *(percent(row, k) for k in ("all", "novel", "seen")), str(row["n"])]
+        )
+    return table(["data", "number of classes", "", "all", "novel", "seen", "seeds"], rows)
+
+
+def with_table(text: str) -> str:
+    """docs/estimator.md with its table made anew."""
+    start, end = "<!-- made by benchmarks/page.py -->\n", "\n<!-- end -->"
+    before, _, rest = text.partition(start)
+    return before + start + estimator() + end + rest.partition(end)[2]
+
+
 def render() -> str:
     template = (HERE / "performance.md.in").read_text(encoding="utf-8")
     parts = {
@@ -219,4 +237,5 @@ def render() -> str:
 
 if __name__ == "__main__":
     PAGE.write_text(render(), encoding="utf-8")
-    print(PAGE)
+    ESTIMATOR.write_text(with_table(ESTIMATOR.read_text(encoding="utf-8")), encoding="utf-8")
+    print(PAGE, ESTIMATOR)

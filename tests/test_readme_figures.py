@@ -72,3 +72,5 @@ def test_the_performance_page_is_made_from_the_results():
     finally:
         sys.path.pop(0)
     assert page.render() == page.PAGE.read_text(encoding="utf-8"), "run: python benchmarks/page.py"
+    text = page.ESTIMATOR.read_text(encoding="utf-8")
+    assert page.with_table(text) == text, "run: python benchmarks/page.py"
