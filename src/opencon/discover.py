@@ -376,10 +376,7 @@ def _report(
         next_steps=[
             ("Sort new photos with this model", f"opencon predict {place} NEW_PHOTOS/ --csv sorted.csv"),
             ("Take the model elsewhere, as ONNX and as a folder", f"opencon export {place} --out model/"),
-            (
-                "Change your mind: more labels, another number of groups",
-                f"opencon discover ... --novel 8 --out {place}",
-            ),
+            ("Again, with more labels or another number", f"opencon discover ... --novel 8 --out {place}"),
         ],
         names_command=f"opencon name {place} names.csv",
         accuracy=accuracy,
