@@ -132,6 +132,7 @@ def test_the_folder_holds_what_is_promised(finished):
     page = (finished / "report.html").read_text(encoding="utf-8")
     assert json.loads((finished / "result.json").read_text())["headline"] in page
     assert not list(finished.glob("*.partial"))
+    assert len({path.stat().st_mode for path in finished.iterdir()}) == 1  # whoever may read one may read all
 
 
 def test_the_number_of_groups_can_be_left_open(capsys, originals, tmp_path):
@@ -188,6 +189,7 @@ def test_groups_get_names_that_predict_and_the_table_use(capsys, finished, origi
     assert OpenConModel.from_pretrained(run).class_names == (*SEEN, "zebra, maybe", "new-2")
     before, after = rows_of(finished), rows_of(run)
     assert [r["predicted"] for r in after] == [r["predicted"].replace("new-1", "zebra, maybe") for r in before]
+    works(capsys, "name", run, tmp_path / "names.csv")  # once more does no harm
     message = refused(capsys, "name", run, tmp_path / "nowhere.csv")
     assert "nowhere.csv" in message
     (tmp_path / "names.csv").write_text("group,name\nnew-9,zebra\n")
@@ -272,8 +274,9 @@ def test_all_labeled(capsys, photos, tmp_path):
     (tmp_path / "labels.csv").write_text(
         "path,label\n" + "".join(f"{p},{p.parent.name}\n" for p in (photos / "known").rglob("*.png"))
     )
-    ran = works(capsys, "discover", "--manifest", tmp_path / "labels.csv", *FAST, "--out", tmp_path / "run")
-    assert "nothing was left to discover" in " ".join(ran.out.split())
+    message = refused(capsys, "discover", "--manifest", tmp_path / "labels.csv", *FAST, "--out", tmp_path / "run")
+    assert "all 12 photos carry a label (amber, blue, green): nothing is left to discover" in message
+    assert not (tmp_path / "run").exists()
 
 
 def test_none_labeled(capsys, photos, tmp_path):

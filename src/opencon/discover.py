@@ -29,7 +29,7 @@ from torch import Tensor
 
 from opencon.class_count import CountEstimate, estimate_classes
 from opencon.data.listings import printable
-from opencon.data.photos import Photos, typical_side
+from opencon.data.photos import Photos, check, some_names, typical_side
 from opencon.encoders.pretrained import open_encoder
 from opencon.errors import DataError, RunError
 from opencon.features import Extractor, FeatureSettings, PhotoFeatures, photo_features
@@ -103,24 +103,13 @@ def plan(photos: Photos, config: DiscoverConfig, device: torch.device) -> dict[s
     groups = "as many new groups as there seem to be" if config.fit.num_novel is None else f"{config.fit.num_novel} new"
     return {
         "photos": f"{len(photos.paths):,}: {labeled:,} labeled in {classes} class{'es' if classes > 1 else ''} "
-        f"({_some(photos.class_names)}), {len(photos.paths) - labeled:,} unlabeled",
+        f"({some_names(photos.class_names)}), {len(photos.paths) - labeled:,} unlabeled",
         "encoder": f"{f.encoder} at {encoder.image_size} px, {1 + f.num_views} views of each photo: {about} "
         f"where nothing is cached",
         "looks for": f"the {classes} seen and {groups}",
         "method": f"{config.fit.method}, seed {config.fit.seed}"
         + (", the encoder's last stage learns too" if config.finetune else ""),
     }
-
-
-def check(photos: Photos) -> None:
-    """Refuse photos from which nothing can be learned."""
-    if photos.num_labeled == 0:
-        raise DataError(
-            f"none of the {len(photos.paths)} photos carries a label, so there is nothing to tell seen from new. Sort a "
-            f"few into one folder per class (--labeled), or give a table path,label (--labels)."
-        )
-    if len(photos.paths) < 4:
-        raise DataError(f"{len(photos.paths)} photos are too few to find groups in. Give at least 4.")
 
 
 def open_folder(out: Path) -> RunFolder:
@@ -394,7 +383,3 @@ def _images_per_second(extractor: Extractor) -> float:
     extractor(images, keys)
     seconds = time.perf_counter() - began
     return len(images) * (1 + extractor.settings.num_views) / max(seconds, 1e-6)
-
-
-def _some(names: tuple[str, ...], limit: int = 4) -> str:
-    return ", ".join(names[:limit]) + (", ..." if len(names) > limit else "")

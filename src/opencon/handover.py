@@ -17,8 +17,11 @@ from opencon.runs import RunFolder
 
 def rename_groups(run: Path, table: Path) -> dict[str, str]:
     """Give groups the names in a table group,name; the model and assignments.csv change. Returns old to new name."""
-    names = read_names(table)
-    OpenConModel.from_pretrained(run).renamed(names).save(run)
+    model = OpenConModel.from_pretrained(run)
+    taken = set(model.class_names)
+    # A table that was used before may be used again, with more names in it.
+    names = {old: new for old, new in read_names(table).items() if old in taken or new not in taken}
+    model.renamed(names).save(run)
     assignments = run / "assignments.csv"
     if assignments.is_file():
         text = io.StringIO()

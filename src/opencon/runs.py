@@ -153,10 +153,18 @@ class RunFolder:
         try:
             with _explained(path):
                 write(partial)
+                partial.chmod(0o666 & ~_umask())  # safetensors would keep others from reading
                 os.replace(partial, path)
         finally:
             with contextlib.suppress(OSError):
                 partial.unlink(missing_ok=True)
+
+
+def _umask() -> int:
+    """What this process takes from the rights of new files; the only way to ask is to set it."""
+    mask = os.umask(0o022)
+    os.umask(mask)
+    return mask
 
 
 def _changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:

@@ -112,6 +112,9 @@ def discover(
     console.print(f"{found.headline}.", soft_wrap=True)
     if found.count is not None:
         show_count(found.count)
+    new = sum(group.is_new for group in found.groups)
+    if how.fit.num_novel is not None and new < how.fit.num_novel:
+        console.print(f"{how.fit.num_novel} new groups were asked for; {new} stood apart.")
     if found.num_outliers:
         console.print(f"{found.num_outliers} are unlike everything: see unlike_everything in assignments.csv.")
     if "all" in found.record:

@@ -101,6 +101,27 @@ def from_table(table: Path, folder: Path | None = None) -> Photos:
     return Photos(tuple(paths.values()), tuple(given), names, base, tuple(notes))
 
 
+def check(photos: Photos) -> None:
+    """Refuse photos from which nothing can be learned."""
+    if photos.num_labeled == 0:
+        raise DataError(
+            f"none of the {len(photos.paths)} photos carries a label, so there is nothing to tell seen from new. Sort a "
+            f"few into one folder per class (--labeled), or give a table path,label (--labels)."
+        )
+    if photos.num_labeled == len(photos.paths):
+        raise DataError(
+            f"all {len(photos.paths)} photos carry a label ({some_names(photos.class_names)}): nothing is left to discover. "
+            f"Give the others too, as --unlabeled, or without a label in the table."
+        )
+    if len(photos.paths) < 4:
+        raise DataError(f"{len(photos.paths)} photos are too few to find groups in. Give at least 4.")
+
+
+def some_names(names: tuple[str, ...], limit: int = 4) -> str:
+    """The first few names."""
+    return ", ".join(names[:limit]) + (", ..." if len(names) > limit else "")
+
+
 def folder_images(folder: Path) -> list[Path]:
     """Every image below a folder; refuses one without any."""
     folder = folder.expanduser()
