@@ -348,6 +348,7 @@ import os, pathlib, signal, threading, time
 from contextlib import closing
 from opencon.data.streaming import StreamedImages
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background starts with Ctrl-C ignored
 threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
 images = StreamedImages([pathlib.Path("x")] * 1600, 2, lambda path, size: time.sleep(0.1), threads=1)
 with closing(images.in_order(400)) as chunks:
