@@ -20,7 +20,7 @@ import opencon.methods as methods_module
 from opencon.cli import app, main
 from opencon.config import RunConfig, to_dict, with_settings
 from opencon.errors import ConfigError
-from opencon.experiments.recipes import RECIPES, get_recipe, read_config
+from opencon.experiments.recipes import get_recipe, read_config, recipe_names
 from opencon.experiments.run import train
 from opencon.methods import METHODS, OpenConConfig
 
@@ -133,7 +133,7 @@ def test_settings_exist_and_take_these_values(path):
     for section, key, value in settings(path.read_text(encoding="utf-8")):
         assert key in fields_of(section), f"{section}.{key}"
         if value:
-            bases = [RECIPES[name].build("released") for name in RECIPES.names()]
+            bases = [get_recipe(name) for name in recipe_names()]
             owners = [base for base in bases if key in to_dict(base)[section]]
             with_settings(owners[0], [f"{section}.{key}={value}"])
 

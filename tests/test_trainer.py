@@ -46,7 +46,7 @@ class PlusOne:
 def loader():
     images = torch.zeros(12, 1, 3, 3, dtype=torch.uint8)
     labels = torch.tensor([0, 1] * 3 + [-1] * 6)
-    return TwoStreamLoader(images, labels, batch_shares=(3, 3), augment=PlusOne(), num_views=2, seed=0)
+    return TwoStreamLoader(images, labels, batch_shares=(3, 3), augments=(PlusOne(), PlusOne()), seed=0)
 
 
 def run(method, config, **kwargs):

@@ -133,6 +133,8 @@ class MethodConfig:
 
     name: ClassVar[str]
     uses_labels: ClassVar[bool] = True  # False: every image is treated as unlabeled (pre-training)
+    projects: ClassVar[bool] = True  # False: no projection head, the encoder's features are the embedding
+    trains: ClassVar[bool] = True  # False: it has no step, and its runs have no epoch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,9 +142,12 @@ class TrainConfig:
     """The optimizer, its schedule, and how the work is done."""
 
     epochs: int  # one epoch: one pass over the labeled images
-    batch_size: int = 512  # labeled and unlabeled images together, in proportion
+    batch_size: int = 512  # labeled and unlabeled images together
+    labeled_share: float | None = None  # of a batch; None: in proportion, as many as there are labeled images
     lr: float = 0.02
+    lr_end: float = 0.0  # where a cosine schedule ends
     momentum: float = 0.9
+    nesterov: bool = False
     weight_decay: float = 5e-4
     schedule: Literal["step", "cosine", "constant"] = "step"
     milestones: tuple[int, ...] = ()  # epochs at which a step schedule divides by ten
@@ -156,12 +161,22 @@ class TrainConfig:
     save_seconds: float = 30.0  # at most this much work is lost to a kill -9; Ctrl-C loses none but the epoch
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "batch_size", "log_every"):
+        for name in ("batch_size", "log_every"):
             require(getattr(self, name) >= 1, f"train.{name} = {getattr(self, name)} must be at least 1.")
-        for name in ("momentum", "weight_decay", "warmup_epochs", "seed", "save_seconds"):
+        for name in ("epochs", "lr_end", "momentum", "weight_decay", "warmup_epochs", "seed", "save_seconds"):
             require(getattr(self, name) >= 0, f"train.{name} = {getattr(self, name)} must not be negative.")
         require(self.lr > 0, f"train.lr = {self.lr} must be above zero.")
+        require(self.lr_end <= self.lr, f"train.lr_end = {self.lr_end} must not be above train.lr = {self.lr}.")
         require(self.momentum < 1, f"train.momentum = {self.momentum} must be below 1.")
+        require(
+            self.momentum > 0 or not self.nesterov,
+            "train.nesterov needs train.momentum above zero, which it looks along.",
+        )
+        share = self.labeled_share
+        require(
+            share is None or 0 < share < 1,
+            f"train.labeled_share = {share} must lie strictly between 0 and 1, or be none: in proportion.",
+        )
         require(
             list(self.milestones) == sorted(set(self.milestones)) and all(m >= 1 for m in self.milestones),
             f"train.milestones = {self.milestones} must be increasing epochs from 1.",
@@ -190,6 +205,7 @@ class RunConfig:
     method: MethodConfig
     train: TrainConfig
     augment: AugmentConfig = field(default_factory=AugmentConfig)
+    strong: AugmentConfig | None = None  # how the second view is made; None: as the first
     eval: EvalConfig = field(default_factory=EvalConfig)
 
 

@@ -74,12 +74,14 @@ def finetune(
     precision: Precision = "bf16" if device.type == "cuda" else "fp32"
     with seeded(features.seed):
         embedder = Embedder(net, projection_head(net.num_features, config.head_dim), config, precision)
-        method = OpenCon(OpenConConfig(ramp_epochs=0), Task(num_seen, num_classes, 0.5), embedder).to(device)
+        method = OpenCon(OpenConConfig(ramp_epochs=0), Task(num_seen, num_classes, 0.5, len(paths)), embedder).to(
+            device
+        )
     batch = min(BATCH, len(paths))
     share = min(max(1, batch * num_labeled // len(paths), batch // 8), num_labeled)
     shares = (share, max(1, min(batch - share, len(paths) - num_labeled)))
     augment = Augment(VIEWS, image_size=size, channels=3)
-    loader = TwoStreamLoader(images, on_device, batch_shares=shares, augment=augment, num_views=2, seed=features.seed)
+    loader = TwoStreamLoader(images, on_device, batch_shares=shares, augments=(augment, augment), seed=features.seed)
     epochs = max(1, round(steps / len(loader)))
     train = TrainConfig(epochs=epochs, batch_size=batch, lr=LR, schedule="cosine", seed=features.seed)
     embedder.fold_frozen()

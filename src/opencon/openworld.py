@@ -285,7 +285,7 @@ def _train(
     shares = (share, min(batch - share, num_unlabeled))
     # The encoder has made classes balls of standard deviation 1, so the noise is the same in every direction.
     noise = FeatureViews(torch.full((model.dim,), config.noise), generator=generator(CPU, config.seed, VIEWS))
-    loader = TwoStreamLoader(source, labels, batch_shares=shares, augment=noise, num_views=2, seed=config.seed)
+    loader = TwoStreamLoader(source, labels, batch_shares=shares, augments=(noise, noise), seed=config.seed)
     epochs = max(1, round(config.steps / len(loader)))
     train = TrainConfig(epochs=epochs, batch_size=batch, lr=config.lr, schedule="cosine", seed=config.seed)
 
@@ -295,7 +295,8 @@ def _train(
     if isinstance(settings, OpenConConfig):
         # The start is good, so the novel loss counts from the first step, and the shares are those that were found.
         settings = replace(settings, ramp_epochs=0, prior=tuple((size / size.sum()).tolist()))
-    task = Task(model.num_seen, model.num_classes, num_labeled / max(int((start < model.num_seen).sum()), 1))
+    ratio = num_labeled / max(int((start < model.num_seen).sum()), 1)
+    task = Task(model.num_seen, model.num_classes, ratio, len(labels))
     with seeded(config.seed, NETWORK):
         method = entry.build(settings, task, RowEmbedder(model.head, model.dim))
     if isinstance(method, OpenCon):

@@ -21,21 +21,26 @@ def build_optimizer(module: nn.Module, config: TrainConfig) -> torch.optim.SGD:
     # On a GPU one fused kernel updates everything and reads its rate from the device.
     lr = torch.tensor(config.lr, device=learning[0].device) if on_gpu else config.lr
     return torch.optim.SGD(
-        learning, lr=lr, momentum=config.momentum, weight_decay=config.weight_decay, fused=on_gpu or None
+        learning,
+        lr=lr,
+        momentum=config.momentum,
+        weight_decay=config.weight_decay,
+        nesterov=config.nesterov,
+        fused=on_gpu or None,
     )
 
 
 def learning_rate(config: TrainConfig, epoch: int) -> float:
     """The learning rate of an epoch: a function of its index, so that resuming needs no scheduler state.
 
-    step: divided by ten at every milestone. cosine: half a cosine from lr to 0 over all epochs. Either is multiplied by
+    step: divided by ten at every milestone. cosine: half a cosine from lr to lr_end over all epochs. Either is multiplied by
     (epoch + 1) / warmup_epochs during warm-up.
     """
     lr = config.lr
     if config.schedule == "step":
         lr *= 0.1 ** sum(epoch >= m for m in config.milestones)
     elif config.schedule == "cosine":
-        lr *= 0.5 * (1 + math.cos(math.pi * epoch / config.epochs))
+        lr = config.lr_end + (lr - config.lr_end) * 0.5 * (1 + math.cos(math.pi * epoch / config.epochs))
     if epoch < config.warmup_epochs:
         lr *= (epoch + 1) / config.warmup_epochs
     return lr

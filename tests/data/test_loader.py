@@ -40,7 +40,7 @@ def loader(n=50, labeled=12, shares=(4, 8), seed=0, strength=0.0):
     labels = torch.full((n,), -1)
     chosen = torch.randperm(n, generator=torch.Generator().manual_seed(3))[:labeled]
     labels[chosen] = torch.arange(labeled) % 3
-    return TwoStreamLoader(images(n), labels, batch_shares=shares, augment=AddNoise(strength), num_views=2, seed=seed)
+    return TwoStreamLoader(images(n), labels, batch_shares=shares, augments=(AddNoise(strength),) * 2, seed=seed)
 
 
 def test_labeled_come_first_and_carry_their_labels():
@@ -72,7 +72,7 @@ def test_the_unlabeled_are_cycled_evenly():
 
 def test_without_labels_an_epoch_is_a_pass_over_everything():
     labels = torch.full((20,), -1)
-    source = TwoStreamLoader(images(20), labels, batch_shares=(0, 6), augment=AddNoise(0), num_views=1, seed=0)
+    source = TwoStreamLoader(images(20), labels, batch_shares=(0, 6), augments=(AddNoise(0),), seed=0)
     got = batches(source, 0)
     assert len(got) == 3
     assert all(b.num_labeled == 0 for b in got)

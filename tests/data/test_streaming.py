@@ -102,7 +102,7 @@ def test_files_are_decoded_as_when_resident(photos):
 
 def loader(images, labels):
     augment = Augment(AugmentConfig(size=12), image_size=12, channels=3)
-    return TwoStreamLoader(images, labels, batch_shares=(3, 5), augment=augment, num_views=2, seed=7)
+    return TwoStreamLoader(images, labels, batch_shares=(3, 5), augments=(augment, augment), seed=7)
 
 
 @pytest.mark.parametrize("epochs", [(0, 1), (1,)])  # the second as after a resume

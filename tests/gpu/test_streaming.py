@@ -64,7 +64,7 @@ class WritesDown(Method):
 
 def seen_by_the_step(images, *, capture):
     labels = torch.where(torch.arange(NUM_IMAGES) % 4 == 0, 0, -1).to(CUDA)
-    loader = TwoStreamLoader(images, labels, batch_shares=SHARES, augment=SlowViews(), num_views=1, seed=0)
+    loader = TwoStreamLoader(images, labels, batch_shares=SHARES, augments=(SlowViews(),), seed=0)
     assert len(loader) > 5 * SLOTS
     config = TrainConfig(epochs=2, capture=capture, log_every=1000)
     method = WritesDown(2 * len(loader)).to(CUDA)

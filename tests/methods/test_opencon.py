@@ -135,7 +135,7 @@ def test_threshold_from_the_labeled_set_is_refreshed_every_epoch():
 
 def test_hidden_labels_have_no_place_in_the_batch():
     batch = toy_batch()
-    assert {f.name for f in dataclasses.fields(batch)} == {"views", "labels", "num_labeled"}
+    assert {f.name for f in dataclasses.fields(batch)} == {"views", "labels", "num_labeled", "rows"}
     assert (batch.labels[batch.num_labeled :] == -1).all()
 
 
@@ -167,7 +167,7 @@ def test_a_bank_without_labels_has_no_threshold():
 
 
 def test_prior_counts_the_labeled_images_out():
-    got = class_prior("unlabeled", Task(num_seen=2, num_classes=4, labeled_ratio=0.5))
+    got = class_prior("unlabeled", Task(num_seen=2, num_classes=4, labeled_ratio=0.5, num_images=40))
     torch.testing.assert_close(got, torch.tensor([0.5, 0.5, 1.0, 1.0]) / 3.0)
 
 

@@ -55,7 +55,11 @@ def test_assign_finds_the_groups_and_names_the_seen_ones():
     labels = torch.full((40,), -1)
     labels[30:33] = 0  # the last group is seen class 0
     labels[10:13] = 1
-    classes = build(task=Task(num_seen=2, num_classes=4, labeled_ratio=0.3)).assign(FeatureBank(z, labels)).classes
+    classes = (
+        build(task=Task(num_seen=2, num_classes=4, labeled_ratio=0.3, num_images=40))
+        .assign(FeatureBank(z, labels))
+        .classes
+    )
     assert (classes[30:] == 0).all()
     assert (classes[10:20] == 1).all()
     assert {tuple(classes[:10].unique().tolist()), tuple(classes[20:30].unique().tolist())} == {(2,), (3,)}

@@ -9,22 +9,32 @@ from torch import nn
 from opencon.data.loader import Batch
 from opencon.methods import Task
 
-TASK = Task(num_seen=2, num_classes=5, labeled_ratio=0.4)
+TASK = Task(num_seen=2, num_classes=5, labeled_ratio=0.4, num_images=40)
 
 
 class ToyEmbedder(nn.Module):
-    """A linear map to the sphere, in float64, with the interface of an Embedder."""
+    """A linear map to features and (with `projects`) another one to the sphere, in float64, as an Embedder has them."""
 
-    def __init__(self, dim=6, pixels=9):
+    def __init__(self, dim=6, pixels=9, num_features=None):
         super().__init__()
-        self.linear = nn.Linear(pixels, dim, dtype=torch.float64)
-        self.dim = dim
+        self.dim, self.num_features = dim, num_features or dim
+        self.linear = nn.Linear(pixels, self.num_features, dtype=torch.float64)
+        self.head = nn.Linear(num_features, dim, dtype=torch.float64) if num_features else nn.Identity()
+
+    def features(self, images):
+        return self.linear(images.flatten(1).double())
+
+    def project(self, features):
+        return F.normalize(self.head(features), dim=1)
 
     def forward(self, images):
-        return F.normalize(self.linear(images.flatten(1).double()), dim=1)
+        return self.project(self.features(images))
+
+    def features_of_views(self, views):
+        return self.features(torch.cat(views))
 
     def embed_views(self, views):
-        return self(torch.cat(views))
+        return self.project(self.features_of_views(views))
 
 
 def toy_batch(seed=0, num_labeled=8, num_unlabeled=16, num_seen=2, views=2):
@@ -32,4 +42,5 @@ def toy_batch(seed=0, num_labeled=8, num_unlabeled=16, num_seen=2, views=2):
     images = torch.rand(num_labeled + num_unlabeled, 1, 3, 3, generator=g)
     labels = torch.cat([torch.randint(num_seen, (num_labeled,), generator=g), torch.full((num_unlabeled,), -1)])
     noisy = tuple(images + 0.2 * torch.rand(images.shape, generator=g) for _ in range(views))
-    return Batch(noisy, labels, num_labeled)
+    rows = torch.randperm(TASK.num_images, generator=g)[: len(labels)]
+    return Batch(noisy, labels, num_labeled, rows)

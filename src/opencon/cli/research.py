@@ -145,23 +145,41 @@ def evaluate(
 
 
 @app.command("list")
-def list_names() -> None:
-    """Show recipes, methods, encoders and data sets."""
+def list_names(
+    what: Annotated[
+        str | None, typer.Argument(help="methods, data, recipes or encoders; default: all but recipes.")
+    ] = None,
+) -> None:
+    """Show methods, data sets and encoders, or every recipe."""
     from opencon.data.benchmarks import DATASETS
     from opencon.encoders import ENCODERS
-    from opencon.experiments.recipes import RECIPES
+    from opencon.experiments.recipes import SETTINGS, recipe_names
     from opencon.methods import METHODS
 
-    recipes = Table("recipe", "what it is", title="opencon train RECIPE", title_justify="left")
-    for name in RECIPES.names():
-        recipes.add_row(name, RECIPES[name].title)
-    methods = Table("method", "name", "paper", "year", title="Methods", title_justify="left")
-    for name in METHODS.names():
-        entry = METHODS[name]
-        methods.add_row(name, entry.title, entry.paper, str(entry.year))
-    console.print(recipes, methods)
-    console.print(f"Encoders (encoder.name): {', '.join(ENCODERS.names())}")
-    console.print(f"Data sets (data.name): {', '.join(DATASETS.names())}")
+    kinds = ("methods", "data", "encoders", "recipes")
+    if what is not None and what not in kinds:
+        raise ConfigError(f"list {what!r}: choose one of {', '.join(kinds)}.")
+    if what in (None, "methods"):
+        methods = Table("method", "name", "paper", "year", "needs", "protocol", title="Methods", title_justify="left")
+        for name in METHODS.names():
+            entry = METHODS[name]
+            methods.add_row(name, entry.title, entry.paper, str(entry.year), entry.needs, entry.protocol)
+        console.print(methods)
+    if what in (None, "data"):
+        sets = Table(
+            "data set", "what it is", "encoder", "protocol", title="Data sets with recipes", title_justify="left"
+        )
+        for name in SETTINGS.names():
+            setting = SETTINGS[name]
+            sets.add_row(name, setting.title, setting.encoder, setting.protocol)
+        console.print(sets)
+        console.print(f"Files of your own, and all else that data.name takes: {', '.join(DATASETS.names())}")
+    if what in (None, "encoders"):
+        console.print(f"Encoders (encoder.name): {', '.join(ENCODERS.names())}")
+    if what == "recipes":
+        console.print("\n".join(recipe_names()))
+    elif what is None:
+        console.print("Train: opencon train METHOD/DATASET, such as opencon/cifar100")
 
 
 def run(

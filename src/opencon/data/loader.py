@@ -52,10 +52,11 @@ class Batch:
     views: tuple[Tensor, ...]  # V tensors (B, channels, H, W) in [0, 1]: the same images, augmented V times
     labels: Tensor  # (B,) class of a labeled image, -1 for an unlabeled one
     num_labeled: int  # the first so many rows are labeled, so that hot code can slice instead of mask
+    rows: Tensor  # (B,) place of each image in the set, for methods that remember something of every image
 
 
 class TwoStreamLoader:
-    """Batches of `num_labeled` labeled and `num_unlabeled` unlabeled images, V views each.
+    """Batches of `num_labeled` labeled and `num_unlabeled` unlabeled images, one view by each of V augmentations.
 
     One epoch is one pass over the labeled images (over the unlabeled ones if none is labeled); the other stream is cycled,
     reshuffled at every pass; incomplete batches are dropped. Everything random comes from (seed, epoch), so epoch 17 is
@@ -68,8 +69,7 @@ class TwoStreamLoader:
         labels: Tensor,
         *,
         batch_shares: tuple[int, int],
-        augment: Augmentation,
-        num_views: int,
+        augments: tuple[Augmentation, ...],
         seed: int,
     ) -> None:
         self.images = images  # (M, channels, H, W) uint8
@@ -77,8 +77,7 @@ class TwoStreamLoader:
         self.num_labeled, self.num_unlabeled = batch_shares
         # Streamed images are put here before each step, always at the same address, for a recorded step to read.
         self.buffer = torch.empty(0) if isinstance(images, Tensor) else images.buffer(sum(batch_shares))
-        self.augment = augment
-        self.num_views = num_views
+        self.augments = augments  # V
         self.seed = seed
         self.labeled = torch.nonzero(labels >= 0).flatten()
         self.unlabeled = torch.nonzero(labels < 0).flatten()
@@ -103,7 +102,7 @@ class TwoStreamLoader:
         rng = generator(self.images.device, self.seed, epoch, VIEWS)
         rows = self.indices(epoch)
         height, width = self.images.shape[-2:]
-        params = tuple(self.augment.draw(rows.numel(), (height, width), rng) for _ in range(self.num_views))
+        params = tuple(augment.draw(rows.numel(), (height, width), rng) for augment in self.augments)
         return Draws(rows, tree_map(lambda t: t.view(*rows.shape, *t.shape[1:]), params))
 
     def feed(self, draws: Draws) -> Generator[int, None, None]:
@@ -123,8 +122,9 @@ class TwoStreamLoader:
         """The batch of one step; `step` is a tensor (1,) so that a captured graph can count on."""
         now = tree_map(lambda t: t.index_select(0, step)[0], draws)
         images = self.images[now.rows] if isinstance(self.images, Tensor) else self.buffer
-        views = tuple(self.augment.apply(images, params) for params in now.params)
-        return Batch(views, self.labels[now.rows], self.num_labeled)
+        pairs = zip(self.augments, now.params, strict=True)
+        views = tuple(augment.apply(images, params) for augment, params in pairs)
+        return Batch(views, self.labels[now.rows], self.num_labeled, now.rows)
 
 
 def tree_map(function: Callable[[Tensor], Tensor], tree: Any) -> Any:

@@ -128,7 +128,9 @@ def make_split(classes: Tensor, config: SplitConfig, *, num_data_classes: int) -
     )
 
 
-def check_split(config: SplitConfig, info_num_classes: int, num_train: int, batch_size: int) -> None:
+def check_split(
+    config: SplitConfig, info_num_classes: int, num_train: int, batch_size: int, labeled_share: float | None = None
+) -> None:
     """Refuse what cannot work, from counts alone, before anything is loaded.
 
     The share of labeled images in a batch is estimated as if all classes were equally large; `batch_shares` checks
@@ -136,19 +138,28 @@ def check_split(config: SplitConfig, info_num_classes: int, num_train: int, batc
     """
     _check_config(config, info_num_classes)
     num_labeled = num_train * config.num_seen / info_num_classes * config.labeled_ratio
-    _labeled_share(batch_size, num_labeled, num_train, expected=True)
+    _labeled_share(batch_size, num_labeled, num_train, labeled_share, expected=True)
 
 
-def batch_shares(split: Split, batch_size: int) -> tuple[int, int]:
+def batch_shares(split: Split, batch_size: int, labeled_share: float | None = None) -> tuple[int, int]:
     """Labeled and unlabeled images in a batch.
 
-    The released rule: int(batch_size * n_l / (n_l + n_u)) are labeled, the rest unlabeled.
+    The released rule: int(batch_size * n_l / (n_l + n_u)) are labeled, the rest unlabeled; or the share that is given.
     """
-    share = _labeled_share(batch_size, len(split.labeled), split.num_images, expected=False)
+    share = _labeled_share(batch_size, len(split.labeled), split.num_images, labeled_share, expected=False)
     return share, batch_size - share
 
 
-def _labeled_share(batch_size: int, num_labeled: float, num_images: int, *, expected: bool) -> int:
+def _labeled_share(batch_size: int, num_labeled: float, num_images: int, given: float | None, *, expected: bool) -> int:
+    if given is not None:
+        share = round(batch_size * given)
+        if not (1 <= share <= num_labeled and 1 <= batch_size - share <= num_images - num_labeled):
+            raise ConfigError(
+                f"train.labeled_share = {given} of train.batch_size = {batch_size} asks for {share} labeled and "
+                f"{batch_size - share} unlabeled images in a batch; there are {'about ' if expected else ''}"
+                f"{num_labeled:.0f} and {num_images - num_labeled:.0f}. Both must be at least 1 and at most that many."
+            )
+        return share
     share = int(batch_size * num_labeled / num_images)
     if share < 1:
         smallest = math.ceil(num_images / num_labeled)

@@ -57,9 +57,9 @@ ENCODERS.add("vit_b16", EncoderEntry(vit_b16, 224, 768, "Dosovitskiy et al. 2021
 
 
 def build_embedder(
-    config: EncoderConfig, *, in_channels: int, image_size: int, precision: Precision = "fp32"
+    config: EncoderConfig, *, in_channels: int, image_size: int, precision: Precision = "fp32", projects: bool = True
 ) -> Embedder:
-    """The encoder with its weights loaded and frozen as asked, under a projection head that starts at random.
+    """The encoder with its weights loaded and frozen as asked, under a projection head (or none) that starts at random.
 
     Random weights come from torch's default generator: seed it first.
     """
@@ -71,7 +71,7 @@ def build_embedder(
     elif config.weights is not None:
         report = load_weights(encoder, config.weights)
     encoder.freeze(config.train_from, config.frozen_norm)
-    head = projection_head(encoder.num_features, config.head_dim, config.head_hidden)
+    head = projection_head(encoder.num_features, config.head_dim, config.head_hidden) if projects else None
     embedder = Embedder(encoder, head, config, precision)
     embedder.load_report = report
     return embedder

@@ -17,7 +17,7 @@ AUTOCAST: dict[Precision, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.
 
 
 class Embedder(nn.Module):
-    """An encoder and its projection head, from images in [0, 1] to float32 rows of unit length.
+    """An encoder and its projection head (or none), from images in [0, 1] to float32 rows of unit length.
 
     Reduced precision covers encoder and head only; what leaves is float32.
     """
@@ -26,7 +26,9 @@ class Embedder(nn.Module):
     std: Tensor
     load_report: LoadReport | None = None  # of the encoder's weights; None: they started at random
 
-    def __init__(self, encoder: Encoder, head: nn.Module, config: EncoderConfig, precision: Precision = "fp32") -> None:
+    def __init__(
+        self, encoder: Encoder, head: nn.Module | None, config: EncoderConfig, precision: Precision = "fp32"
+    ) -> None:
         super().__init__()
         # The config owns these two; a checkpoint trained elsewhere must not bring its own in silently.
         for name, values in (("mean", config.mean), ("std", config.std)):
@@ -37,20 +39,17 @@ class Embedder(nn.Module):
             )
             self.register_buffer(name, torch.tensor(values).view(1, -1, 1, 1), persistent=False)
         self.encoder = encoder
-        self.head = head
+        self.head = head if head is not None else nn.Identity()
         self.config = config
         self.precision = precision
         self.num_features = encoder.num_features  # F
-        self.dim = config.head_dim  # D
+        self.dim = config.head_dim if head is not None else encoder.num_features  # D
         if encoder.channels_last:
             encoder.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def forward(self, images: Tensor) -> Tensor:
         """(B, C, H, W) in [0, 1] -> (B, D), float32, unit length. A row of zeros stays a row of zeros."""
-        images = self._normalized(images)
-        with self._autocast(images):
-            z = self.head(self.encoder(images))
-        return F.normalize(z.float(), dim=1)
+        return self.project(self.features(images))
 
     def features(self, images: Tensor) -> Tensor:
         """(B, C, H, W) in [0, 1] -> (B, F), float32: what the head is given, not normalized."""
@@ -59,15 +58,24 @@ class Embedder(nn.Module):
             features: Tensor = self.encoder(images)
         return features.float()
 
+    def project(self, features: Tensor) -> Tensor:
+        """(B, F) -> (B, D), float32, unit length: the head, where there is one."""
+        with self._autocast(features):
+            z = self.head(features)
+        return F.normalize(z.float(), dim=1)
+
     def embed_views(self, views: tuple[Tensor, ...]) -> Tensor:
-        """V views (B, C, H, W) -> (V * B, D), view by view.
+        """V views (B, C, H, W) -> (V * B, D), view by view."""
+        return self.project(self.features_of_views(views))
+
+    def features_of_views(self, views: tuple[Tensor, ...]) -> Tensor:
+        """V views (B, C, H, W) -> (V * B, F), view by view: what the head is given, not normalized.
 
         In one pass with `views_together`, so that batch norm sees all views at once; else one pass per view.
         """
         if self.config.views_together:
-            z: Tensor = self(torch.cat(views))
-            return z
-        return torch.cat([self(view) for view in views])
+            return self.features(torch.cat(views))
+        return torch.cat([self.features(view) for view in views])
 
     def fold_frozen(self) -> None:
         """Use the faster form of the frozen stages from now on. Their weights must not change afterwards."""

@@ -1,33 +1,33 @@
 """Recipes: a paper's experiment as a function that returns a full RunConfig.
 
-A name is METHOD/DATASET; the method may be left out when it is OpenCon. The variant is `released` (the settings behind the
-published numbers) or `paper` (the text of the paper where it differs).
+A name is METHOD/DATASET: every method brings a schedule for every kind of images, every data set its classes and encoder.
+The method may be left out when it is OpenCon. The variant is `released` (the settings behind the published numbers) or
+`paper` (the text of the paper where it differs).
 """
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from opencon.config import (
-    AugmentConfig,
     DataConfig,
     EncoderConfig,
     EvalConfig,
+    Protocol,
     RunConfig,
     SplitConfig,
-    TrainConfig,
     from_dict,
     require,
     to_dict,
 )
 from opencon.data.benchmarks import DATASETS
 from opencon.errors import ConfigError
-from opencon.methods import METHODS, OpenConConfig, SimCLRConfig
+from opencon.methods import METHODS, Kind, Variant
 from opencon.registry import Registry, did_you_mean
 
 if sys.version_info >= (3, 11):
@@ -35,155 +35,96 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-Variant = Literal["released", "paper"]
-
 
 @dataclass(frozen=True)
-class Recipe:
-    """A named experiment."""
+class Setting:
+    """A data set as the papers use it: which classes are seen, which encoder, which protocol."""
 
-    build: Callable[[Variant], RunConfig]
     title: str
+    kind: Kind  # of images: picks a method's schedule
+    data: DataConfig
+    num_seen: int
+    encoder: str
+    train_from: str = "all"  # first stage that learns
+    protocol: Protocol = "orca"
 
 
-# SimCLR's crop keeps 8 % of the area at least; the released OpenCon code keeps 20 %.
-SIMCLR_CROP = (0.08, 1.0)
+SETTINGS: Registry[Setting] = Registry("data set with recipes")
+SETTINGS.add(
+    "digits",  # ours: from scratch on a CPU
+    Setting("scikit-learn's digits, 0-4 seen, 5-9 novel", "digits", DataConfig(name="digits"), 5, "convnet"),
+)
+SETTINGS.add(  # OpenCon, Table 8
+    "cifar10",
+    Setting("CIFAR-10, 5 seen / 5 novel", "cifar", DataConfig(name="cifar10"), 5, "resnet18_cifar", "layer4"),
+)
+SETTINGS.add(  # OpenCon, Table 2
+    "cifar100",
+    Setting("CIFAR-100, 50 seen / 50 novel", "cifar", DataConfig(name="cifar100"), 50, "resnet18_cifar", "layer4"),
+)
+SETTINGS.add(  # GCD, Table 1
+    "cifar100_gcd",
+    Setting(
+        "CIFAR-100, 80 seen / 20 novel, as in GCD",
+        "cifar",
+        DataConfig(name="cifar100"),
+        80,
+        "resnet18_cifar",
+        "layer4",
+        "gcd",
+    ),
+)
+SETTINGS.add(  # OpenCon, Table 2
+    "imagenet100",
+    Setting(
+        "ImageNet-100, 50 seen / 50 novel",
+        "imagenet",
+        DataConfig(name="folder", image_size=256),
+        50,
+        "resnet50",
+        "layer4",
+    ),
+)
 
 
-def _encoder(name: str, data: str) -> EncoderConfig:
-    """An encoder that normalizes with the statistics of a data set."""
-    info = DATASETS[data].info
-    return EncoderConfig(name=name, mean=info.mean, std=info.std)
-
-
-def opencon_digits(variant: Variant) -> RunConfig:
-    """scikit-learn's 8x8 digits: 0-4 seen, 5-9 novel, from scratch on a CPU.
-
-    Numbers ours: small batches, for many steps in a minute; gentle views, since 8 pixels leave little to turn and shift; and
-    ten times the paper's prior, since with ten prototypes one that nothing chooses is a tenth of the result.
-    """
-    released = OpenConConfig(ramp_epochs=30)
-    paper = replace(OpenConConfig.paper(), novel_reduction="mean")  # the sum over hundreds of anchors would diverge
-    return RunConfig(
-        data=DataConfig(name="digits"),
-        split=SplitConfig(num_seen=5),
-        encoder=_encoder("convnet", "digits"),
-        augment=AugmentConfig(crop_scale=None, flip_p=0, jitter_p=0, gray_p=0, rotate=5, shift=0.08, zoom=(0.92, 1.08)),
-        method=replace(paper if variant == "paper" else released, weight_prior=0.5),
-        train=TrainConfig(epochs=100, batch_size=256, lr=0.1, schedule="cosine", log_every=1000),
+def make_recipe(method: str, setting: Setting, variant: Variant) -> RunConfig:
+    """The schedule of a method on a data set."""
+    schedule = METHODS[method].build.schedule(setting.kind, variant)
+    info = DATASETS[setting.data.name].info
+    # Running statistics in the frozen part, where released code has batch ones: a third less time, and no difference that
+    # three runs of each could show (benchmarks/results/fast_against_plain.json).
+    norm: Literal["batch", "running"] = "batch" if setting.train_from == "all" else "running"
+    encoder = EncoderConfig(
+        name=setting.encoder, train_from=setting.train_from, frozen_norm=norm, mean=info.mean, std=info.std
     )
-
-
-def _opencon_cifar(name: str, num_seen: int, variant: Variant) -> RunConfig:
-    paper = variant == "paper"
     return RunConfig(
-        data=DataConfig(name=name),
-        split=SplitConfig(num_seen=num_seen),
-        # Running statistics where released code has batch ones: a third less time, and no difference that three runs of
-        # each could show (benchmarks/results/fast_against_plain.json).
-        encoder=replace(_encoder("resnet18_cifar", name), train_from="layer4", frozen_norm="running"),
-        augment=AugmentConfig(crop_scale=SIMCLR_CROP if paper else (0.2, 1.0)),
-        method=OpenConConfig.paper() if paper else OpenConConfig(),
-        train=TrainConfig(
-            epochs=200,
-            milestones=(100, 150),  # 50 % and 75 %, paper appendix I
-            weight_decay=1e-4 if paper else 5e-4,
-            precision="bf16",
-            compile=True,
-        ),
-        eval=EvalConfig(every=20),  # each costs as much as two epochs
+        data=setting.data,
+        split=SplitConfig(num_seen=setting.num_seen),
+        encoder=replace(encoder, **schedule.encoder),
+        augment=schedule.augment,
+        strong=schedule.strong,
+        method=schedule.method,
+        train=schedule.train,
+        eval=EvalConfig(protocol=setting.protocol, every=schedule.eval_every),
     )
-
-
-def opencon_cifar10(variant: Variant) -> RunConfig:
-    """CIFAR-10, 5 seen / 5 novel classes, half of the seen images labeled (paper, Table 8)."""
-    return _opencon_cifar("cifar10", 5, variant)
-
-
-def opencon_cifar100(variant: Variant) -> RunConfig:
-    """CIFAR-100, 50 seen / 50 novel classes, half of the seen images labeled (paper, Table 2)."""
-    return _opencon_cifar("cifar100", 50, variant)
-
-
-def opencon_imagenet100(variant: Variant) -> RunConfig:
-    """ImageNet-100, 50 seen / 50 novel classes (paper, Table 2); a folder with one sub-folder per class."""
-    paper = variant == "paper"
-    method = OpenConConfig.paper() if paper else OpenConConfig()
-    return RunConfig(
-        data=DataConfig(name="folder", image_size=256),
-        split=SplitConfig(num_seen=50),
-        encoder=replace(_encoder("resnet50", "folder"), train_from="layer4", frozen_norm="running"),
-        augment=AugmentConfig(size=224, crop_scale=SIMCLR_CROP if paper else (0.2, 1.0)),
-        method=replace(method, temperature_unlabeled=0.6),
-        train=TrainConfig(
-            epochs=120,
-            milestones=(60, 90),
-            lr=0.02 if paper else 0.01,  # released code: 0.01 on ImageNet
-            weight_decay=1e-4,
-            precision="bf16",
-            compile=True,
-        ),
-    )
-
-
-def _simclr_cifar(name: str, num_seen: int) -> RunConfig:
-    return RunConfig(
-        data=DataConfig(name=name),
-        split=SplitConfig(num_seen=num_seen),
-        encoder=_encoder("resnet18_cifar", name),
-        augment=AugmentConfig(),
-        method=SimCLRConfig(),
-        # The setting of SCAN (arXiv:2005.12320) for small images: 500 epochs, batch 512, SGD 0.4, cosine, temperature 0.1.
-        train=TrainConfig(
-            epochs=500,
-            lr=0.4,
-            weight_decay=1e-4,
-            schedule="cosine",
-            precision="bf16",
-            compile=True,
-        ),
-        eval=EvalConfig(every=50),
-    )
-
-
-def simclr_cifar10(variant: Variant) -> RunConfig:
-    """SimCLR pre-training on the CIFAR-10 training images, without labels."""
-    return _simclr_cifar("cifar10", 5)
-
-
-def simclr_cifar100(variant: Variant) -> RunConfig:
-    """SimCLR pre-training on the CIFAR-100 training images, without labels."""
-    return _simclr_cifar("cifar100", 50)
-
-
-def simclr_digits(variant: Variant) -> RunConfig:
-    """SimCLR pre-training on the digits, in seconds on a CPU."""
-    base = opencon_digits("released")
-    return replace(base, method=SimCLRConfig(temperature=0.4), train=replace(base.train, epochs=60))
-
-
-RECIPES: Registry[Recipe] = Registry("recipe")
-for _build in (
-    opencon_digits,
-    opencon_cifar10,
-    opencon_cifar100,
-    opencon_imagenet100,
-    simclr_digits,
-    simclr_cifar10,
-    simclr_cifar100,
-):
-    RECIPES.add(_build.__name__.replace("_", "/", 1), Recipe(_build, (_build.__doc__ or "").splitlines()[0]))
 
 
 def get_recipe(name: str, *, variant: str = "released", method: str = "opencon") -> RunConfig:
-    """The RunConfig of a recipe; `cifar100` is short for `opencon/cifar100`."""
+    """The RunConfig of METHOD/DATASET; `cifar100` is short for `opencon/cifar100`."""
     require(variant in ("released", "paper"), f"--variant {variant!r} must be 'released' or 'paper'.")
-    full = name if "/" in name else f"{method}/{name}"
-    if full not in RECIPES:
+    given, slash, data = name.partition("/")
+    method, data = (given, data) if slash else (method, name)
+    METHODS[method]  # raises with a hint
+    if data not in SETTINGS:
         own = ' Images of your own: --config FILE with data.name = "folder" (docs/quickstart.md).'
-        hint = did_you_mean(full, RECIPES.names())
-        raise ConfigError(f"unknown recipe {name!r}.{hint} Known: {', '.join(RECIPES.names())}.{own}")
-    return RECIPES[full].build("paper" if variant == "paper" else "released")
+        hint = did_you_mean(data, SETTINGS.names())
+        raise ConfigError(f"unknown recipe {name!r}.{hint} Data sets with recipes: {', '.join(SETTINGS.names())}.{own}")
+    return make_recipe(method, SETTINGS[data], "paper" if variant == "paper" else "released")
+
+
+def recipe_names() -> list[str]:
+    """Every METHOD/DATASET."""
+    return [f"{method}/{data}" for method in METHODS.names() for data in SETTINGS.names()]
 
 
 def run_config(data: Mapping[str, Any]) -> RunConfig:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
@@ -34,7 +34,6 @@ from opencon.runs import RunFolder
 from opencon.runtime import environment, seeded
 from opencon.trainer import fit
 
-NUM_VIEWS = 2
 MOST_PROBLEMS = 10  # files set aside that are named one by one
 MOST_DRAWN = 1000  # images in a picture: more hide each other, and t-SNE takes its time
 
@@ -81,8 +80,10 @@ def plan(config: RunConfig, *, download: bool = False) -> dict[str, str]:
 def check_fits(config: RunConfig, num_classes: int, num_train: int, *, has_test: bool) -> None:
     """Refuse what cannot work before anything is loaded."""
     ENCODERS[config.encoder.name]
+    if config.train.epochs and not config.method.trains:
+        raise ConfigError(f"{config.method.name} learns nothing: train.epochs = {config.train.epochs} must be 0.")
     if config.method.uses_labels:
-        check_split(config.split, num_classes, num_train, config.train.batch_size)
+        check_split(config.split, num_classes, num_train, config.train.batch_size, config.train.labeled_share)
     elif config.train.batch_size > num_train:
         raise ConfigError(
             f"train.batch_size = {config.train.batch_size} is more than the {num_train} images there are."
@@ -129,13 +130,12 @@ class Workbench:
                 "knn20": knn_accuracy(bank.z, truth),
             }
             return record, bank, Assignment(torch.full_like(self.labels, -1))
-        if on == "test":
-            assert self.dataset.test is not None
-            images = self.dataset.test.images.to(self.device)
-            truth = self.dataset.test.classes
+        if on == "test":  # after the training images, of which some are labeled: a method may need those
+            held_out, known = self.dataset.held_out(), self.bank()
+            z, truth = self.embed(held_out.images.to(self.device)), held_out.classes
             unknown = torch.full((len(truth),), -1, device=self.device)
-            bank = FeatureBank(self.embed(images), unknown)
-            assignment, rows = self.method.assign(bank), torch.arange(len(truth))
+            bank = FeatureBank(torch.cat([known.z, z]), torch.cat([known.labels, unknown]))
+            assignment, rows = self.method.assign(bank), torch.arange(len(known.z), len(bank.z))
         else:
             bank = self.bank()
             assignment, rows = self.method.assign(bank), self.split.unlabeled
@@ -172,9 +172,13 @@ def assemble(config: RunConfig, dataset: Dataset, device: torch.device, *, split
     size = config.augment.size or train.images.shape[-1]
     with seeded(config.train.seed):
         embedder = build_embedder(
-            config.encoder, in_channels=train.images.shape[1], image_size=size, precision=config.train.precision
+            config.encoder,
+            in_channels=train.images.shape[1],
+            image_size=size,
+            precision=config.train.precision,
+            projects=config.method.projects,
         )
-        task = Task(split.num_seen, split.num_classes, split.labeled_ratio)
+        task = Task(split.num_seen, split.num_classes, split.labeled_ratio, len(train))
         method = METHODS[config.method.name].build(config.method, task, embedder)
     method.kernels = config.train.kernels
     return Workbench(
@@ -193,18 +197,19 @@ def build_loader(bench: Workbench) -> TwoStreamLoader:
     """The two streams of a workbench, two views an image."""
     config = bench.config
     size = config.augment.size or bench.images.shape[-1]
-    augment = Augment(config.augment, image_size=size, channels=bench.images.shape[1])
+    kinds = [config.augment] if config.strong is None else [config.augment, config.strong]
+    augments = [Augment(kind, image_size=size, channels=bench.images.shape[1]) for kind in kinds]
     if config.train.compile:
-        augment.apply = torch.compile(augment.apply)  # type: ignore[method-assign]
+        for augment in augments:
+            augment.apply = torch.compile(augment.apply)  # type: ignore[method-assign]
     shares = (0, config.train.batch_size)
     if config.method.uses_labels:
-        shares = batch_shares(bench.split, config.train.batch_size)
+        shares = batch_shares(bench.split, config.train.batch_size, config.train.labeled_share)
     return TwoStreamLoader(
         bench.images,
         bench.labels,
         batch_shares=shares,
-        augment=augment,
-        num_views=NUM_VIEWS,
+        augments=(augments[0], augments[-1]),
         seed=config.train.seed,
     )
 
@@ -245,6 +250,8 @@ def train(
         folder.write_json("environment.json", environment(device))
         folder.write_json("config.json", to_dict(config))
 
+    if config.train.epochs == 0:
+        return finish(folder, bench, bench.score(config.eval.on, config.eval.protocol)[0], start)
     loader = build_loader(bench)
     optimizer = build_optimizer(bench.method, config.train)
     scaler = torch.amp.GradScaler(device.type, enabled=config.train.precision == "fp16")
@@ -280,7 +287,14 @@ def train(
     if writer is not None:
         writer.close()
 
-    result = dict(folder.read_metrics()[-1]) | {"total_seconds": time.perf_counter() - start}
+    return finish(folder, bench, folder.read_metrics()[-1], start)
+
+
+def finish(folder: RunFolder, bench: Workbench, record: Mapping[str, Any], start: float) -> dict[str, Any]:
+    """Write the encoder and the result, which makes the run a finished one."""
+    config, result = bench.config, dict(record) | {"total_seconds": time.perf_counter() - start}
+    if config.train.epochs == 0:
+        folder.save_checkpoint({"config": to_dict(config), "epochs_done": 0, "method": bench.method.state_dict()})
     metadata = {"encoder": config.encoder.name, "method": config.method.name, "data": config.data.name}
     folder.save_tensors("encoder.safetensors", bench.method.embedder.encoder.state_dict(), metadata)
     folder.write_json("result.json", result)

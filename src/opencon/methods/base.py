@@ -9,13 +9,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import ClassVar, Generic, TypeVar
 
 from torch import Tensor, nn
 
 from opencon.config import MethodConfig
 from opencon.data.loader import Batch
 from opencon.encoders import Embedder
+from opencon.methods.schedule import Kind, Schedule, Variant, usual
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,7 @@ class Task:
     num_seen: int
     num_classes: int  # seen + novel: how many to look for
     labeled_ratio: float  # share of the seen classes' images that are labeled
+    num_images: int  # M, of the training set
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,7 @@ class StepOutput:
 class FeatureBank:
     """A set of images, embedded once, in order."""
 
-    z: Tensor  # (M, D) unit rows
+    z: Tensor  # (M, D) what `embed` gives
     labels: Tensor  # (M,) class where it is known to the learner, else -1
 
 
@@ -50,6 +52,7 @@ class Assignment:
 
     classes: Tensor  # (M,) in [0, C); at least S means novel
     p: Tensor | None = None  # (M, C) probabilities, where the method has them
+    seen_logits: Tensor | None = None  # (M, S) of the seen classes, where it has a classifier of them
     novelty: Tensor | None = None  # (M,) larger is newer, where the method has a score
     novelty_threshold: Tensor | None = None  # scalar: above it an image counts as novel
 
@@ -63,7 +66,7 @@ class Epoch:
     features: Callable[[], FeatureBank]  # embeds the training images when called; costs a pass over them
 
 
-__all__ = ["Assignment", "Batch", "Epoch", "FeatureBank", "Method", "StepOutput", "Task"]
+__all__ = ["Assignment", "Batch", "Epoch", "FeatureBank", "Kind", "Method", "Schedule", "StepOutput", "Task", "Variant"]
 
 ConfigT = TypeVar("ConfigT", bound=MethodConfig)
 
@@ -71,6 +74,7 @@ ConfigT = TypeVar("ConfigT", bound=MethodConfig)
 class Method(nn.Module, ABC, Generic[ConfigT]):
     """Five verbs: embed, step, after_step, before_epoch, assign."""
 
+    settings: ClassVar[type[MethodConfig]]  # the class of its configuration
     kernels: bool = True  # use Triton kernels where there are some; set from TrainConfig
 
     def __init__(self, config: ConfigT, task: Task, embedder: Embedder) -> None:
@@ -79,13 +83,21 @@ class Method(nn.Module, ABC, Generic[ConfigT]):
         self.task = task
         self.embedder = embedder
 
+    @classmethod
+    def schedule(cls, kind: Kind, variant: Variant = "released") -> Schedule:
+        """How its paper trains it on one kind of images; OpenCon's way unless it says otherwise."""
+        return usual(cls.settings(), kind)
+
     @property
     def reads_nothing(self) -> bool:
         """Whether step and after_step make the host wait for nothing, so that a GPU can record them."""
         return True
 
     def embed(self, images: Tensor) -> Tensor:
-        """(B, channels, H, W) in [0, 1] -> (B, D), float32, unit length."""
+        """(B, channels, H, W) in [0, 1] -> (B, D), float32: all that `assign` is to know of an image.
+
+        Unit rows, unless a method needs something else.
+        """
         z: Tensor = self.embedder(images)
         return z
 

@@ -6,19 +6,33 @@ classes, C all classes.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from opencon.config import MethodConfig, require
+from opencon.config import AugmentConfig, MethodConfig, require
 from opencon.encoders import Embedder
 from opencon.losses.balance import kl_to_prior
 from opencon.losses.contrastive import contrast_within
-from opencon.methods.base import Assignment, Batch, Epoch, FeatureBank, Method, StepOutput, Task
+from opencon.methods.base import (
+    Assignment,
+    Batch,
+    Epoch,
+    FeatureBank,
+    Kind,
+    Method,
+    Schedule,
+    StepOutput,
+    Task,
+    Variant,
+)
+from opencon.methods.schedule import usual
 from opencon.prototypes import LOGIT_SCALE, SeenScore, ema_update, novelty_threshold, random_prototypes, seen_score
 from opencon.runtime import has_triton
+
+SIMCLR_CROP = (0.08, 1.0)  # SimCLR's crop keeps 8 % of the area at least; the released OpenCon code keeps 20 %
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,6 +99,8 @@ class OpenConConfig(MethodConfig):
 class OpenCon(Method[OpenConConfig]):
     """Three contrastive losses, one for each kind of image, around moving prototypes (arXiv:2208.02764)."""
 
+    settings = OpenConConfig
+
     prototypes: Tensor  # (C, D) unit rows
     prior: Tensor  # (C,)
     novel_weight: Tensor  # scalar on the device: the ramp must reach a captured step
@@ -96,6 +112,24 @@ class OpenCon(Method[OpenConConfig]):
         self.register_buffer("prior", class_prior(config.prior, task))
         self.register_buffer("novel_weight", torch.tensor(0.0 if config.ramp_epochs else config.weight_novel))
         self.register_buffer("epoch_threshold", torch.tensor(float("-inf")))
+
+    @classmethod
+    def schedule(cls, kind: Kind, variant: Variant = "released") -> Schedule:
+        """Paper, appendix I. digits and fine_grained: ours."""
+        paper = variant == "paper"
+        method = OpenConConfig.paper() if paper else OpenConConfig()
+        if kind == "digits":
+            # Ten times the paper's prior: with ten prototypes, one that nothing chooses is a tenth of the result. And no sum
+            # over hundreds of anchors, which would diverge.
+            ramp = 0 if paper else 30
+            return usual(replace(method, ramp_epochs=ramp, novel_reduction="mean", weight_prior=0.5), kind)
+        crop = SIMCLR_CROP if paper else (0.2, 1.0)
+        if kind == "cifar":
+            return usual(method, kind, augment=AugmentConfig(crop_scale=crop), weight_decay=1e-4 if paper else 5e-4)
+        large = AugmentConfig(size=224, crop_scale=crop)
+        method = replace(method, temperature_unlabeled=0.6)
+        lr = {"lr": 0.02 if paper else 0.01} if kind == "imagenet" else {}  # released code: 0.01 on ImageNet
+        return usual(method, kind, augment=large, **lr)
 
     def before_epoch(self, epoch: Epoch) -> None:
         """Ramp the weight of L_n; refresh the threshold where it comes from all labeled images."""
@@ -198,6 +232,7 @@ class OpenCon(Method[OpenConConfig]):
         return Assignment(
             classes=cosine.argmax(dim=1),
             p=(LOGIT_SCALE * cosine).softmax(dim=1),
+            seen_logits=LOGIT_SCALE * cosine[:, : self.task.num_seen],
             novelty=-score,
             novelty_threshold=-self._threshold(bank),
         )

@@ -5,7 +5,7 @@ Letters: B images in a batch, V views, N = V * B rows (view by view).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -13,7 +13,8 @@ import torch
 from opencon.cluster import cluster_and_name
 from opencon.config import MethodConfig, require
 from opencon.losses.contrastive import contrast_within
-from opencon.methods.base import Assignment, Batch, FeatureBank, Method, StepOutput
+from opencon.methods.base import Assignment, Batch, FeatureBank, Kind, Method, Schedule, StepOutput, Variant
+from opencon.methods.schedule import usual
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +32,26 @@ class SimCLRConfig(MethodConfig):
 
 class SimCLR(Method[SimCLRConfig]):
     """Pull the two views of an image together, push all other images away (arXiv:2002.05709)."""
+
+    settings = SimCLRConfig
+
+    @classmethod
+    def schedule(cls, kind: Kind, variant: Variant = "released") -> Schedule:
+        """Every parameter learns. cifar: SCAN's setting (arXiv:2005.12320) for small images; digits: ours."""
+        if kind == "digits":
+            return usual(SimCLRConfig(temperature=0.4), kind, epochs=60)
+        schedule = usual(
+            SimCLRConfig(),
+            kind,
+            epochs=500,
+            batch_size=512,
+            weight_decay=1e-4,
+            schedule="cosine",
+            lr=0.4,
+            lr_end=0.0,
+            milestones=(),
+        )
+        return replace(schedule, encoder={"train_from": "all"}, eval_every=50)
 
     def step(self, batch: Batch) -> StepOutput:
         """NT-Xent over every image of the batch."""
