@@ -20,5 +20,12 @@ def save(name: str, result: Any, device: torch.device) -> Path:
     RESULTS.mkdir(parents=True, exist_ok=True)
     path = RESULTS / f"{name}.json"
     date = datetime.datetime.now(datetime.timezone.utc).date().isoformat()
-    path.write_text(json.dumps({"date": date, "environment": environment(device), "result": result}, indent=1) + "\n")
+    about = environment(device)
+    about["command"] = without_folders(about["command"])
+    path.write_text(json.dumps({"date": date, "environment": about, "result": result}, indent=1) + "\n")
     return path
+
+
+def without_folders(command: str) -> str:
+    """Paths by their last part: where a machine keeps its files says nothing about a number."""
+    return " ".join(Path(word).name if "/" in word and Path(word).exists() else word for word in command.split())

@@ -1,0 +1,76 @@
+"""`opencon train` from outside: seconds from the command to its result, without and with a warm compile cache.
+
+python benchmarks/wall_clock.py cifar100 --data FOLDER --weights FILE [--set train.epochs=2] [--quick]
+
+The first run (seed 0) has empty cache folders of its own for torch.compile and Triton, the second (seed 1) finds what the first
+left there. Nothing else differs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from measure import save
+from opencon.runtime import pick_device
+
+
+def timed(words: list[str], caches: Path) -> float:
+    """Seconds of one command, whose caches lie in a folder."""
+    places = {"TORCHINDUCTOR_CACHE_DIR": str(caches / "inductor"), "TRITON_CACHE_DIR": str(caches / "triton")}
+    start = time.perf_counter()
+    subprocess.run([sys.executable, "-m", "opencon", *words], check=True, env={**os.environ, **places})
+    return time.perf_counter() - start
+
+
+def summary(run: Path, wall: float) -> dict[str, Any]:
+    """One run, from its own records."""
+    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    steady = [record["seconds"] for record in records[2:]] or [records[-1]["seconds"]]
+    final = {key: records[-1].get(key) for key in ("protocol", "on", "num_images", "seed", "all", "novel", "seen")}
+    seconds = {"median": statistics.median(steady), "min": min(steady), "max": max(steady), "n": len(steady)}
+    return final | {
+        "epochs": len(records),
+        "evaluations": sum("all" in record for record in records),
+        "wall_seconds": wall,
+        "first_epoch_seconds": records[0]["seconds"],
+        "seconds_per_epoch": seconds,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("recipe")
+    parser.add_argument("--data")
+    parser.add_argument("--weights")
+    parser.add_argument("--set", action="append", default=[], dest="settings")
+    parser.add_argument("--quick", action="store_true", help="two epochs")
+    parser.add_argument("--name", default="wall_clock")
+    parser.add_argument("--out", type=Path, help="keep the two runs in this folder")
+    args = parser.parse_args()
+    words = ["train", args.recipe]
+    for flag in ("data", "weights"):
+        words += [f"--{flag}", getattr(args, flag)] if getattr(args, flag) else []
+    for setting in [*args.settings, *(["train.epochs=2"] if args.quick else [])]:
+        words += ["--set", setting]
+    result: dict[str, Any] = {"recipe": args.recipe, "settings": args.settings}
+    with tempfile.TemporaryDirectory() as folder:
+        runs = args.out or Path(folder, "runs")
+        for seed, cache in enumerate(("cold", "warm")):
+            out = runs / cache
+            wall = timed([*words, "--seed", str(seed), "--out", str(out)], Path(folder))
+            result[cache] = summary(out, wall)
+            print(cache, json.dumps(result[cache]), flush=True)
+    print(save(args.name, result, pick_device()))
+
+
+if __name__ == "__main__":
+    main()
