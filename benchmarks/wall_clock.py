@@ -2,8 +2,8 @@
 
 python benchmarks/wall_clock.py cifar100 --data FOLDER --weights FILE [--set train.epochs=2] [--quick]
 
-The first run (seed 0) has empty cache folders of its own for torch.compile and Triton, the second (seed 1) finds what the first
-left there. Nothing else differs.
+The first run (seed 0) has empty cache folders of its own for torch.compile and Triton, the second (seed 1) finds what the
+first left there. Nothing else differs.
 """
 
 from __future__ import annotations
