@@ -93,10 +93,10 @@ def not_met() -> str:
     return "\n".join(
         [
             "Not met: on a machine that never compiled it, the whole run takes",
-            f"{runs['cold']['wall_seconds'] - 120:.0f} s too long ({compiling:.0f} s are compilation, once a machine). Three",
-            "seeds cannot tell whether the fast path costs accuracy: runs of one setting differ by more than the goal, and the",
-            "same seed does not repeat on a GPU. SimCLR is a third below its goal: every batch norm reads its input for the",
-            "statistics, reads",
+            f"{runs['cold']['wall_seconds'] - 120:.0f} s too long ({compiling:.0f} s are compilation, once a machine).",
+            "Three seeds cannot tell whether the fast path costs accuracy: runs of one setting differ by more than the",
+            "goal, and the same seed does not repeat on a GPU. SimCLR is a third below its goal: every batch norm reads its",
+            "input for the statistics, reads",
             f"and writes it to normalize, and does as much again backward. At {floor['views']:,} views these are",
             f"{gigabytes:.1f} GB a pass; eight passes at the memory's 4.8 TB/s are {seconds:.2f} s of an epoch on top of",
             "the convolutions, so with cuDNN's convolutions and batch norms apart from them",
