@@ -1,11 +1,12 @@
 """How many classes does opencon.class_count find where the number is known, and in which time.
 
-python benchmarks/class_count.py [--quick] [--features photos=photos.npz ...] [--repeats 5]
+python benchmarks/class_count.py [--by gcd] [--quick] [--features photos=photos.npz ...] [--repeats 5]
 
 Data: Gaussian mixtures (every feature i scaled by i^-1/2, half of the classes seen, half of their rows labeled; `spread` is
 the deviation within a class over the one between class means), scikit-learn's digits (5 of 10 seen, half labeled), and any
 file given as NAME=FILE.npz with `x` (M, F), true classes `y` (M,) and `labels` (M,), -1 for none. Each repeat has its own
 seed; from the second on, which classes are seen and which rows are labeled is drawn anew as well, in the same numbers.
+--by gcd, dtc or orca counts as those papers do, on the digits and the files only.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from sklearn.datasets import load_digits
 from torch import Tensor
 
 from measure import save
-from opencon.class_count import estimate_classes
+from opencon.anchor_count import COUNTERS
 from opencon.runtime import generator
 
 CPU = torch.device("cpu")
@@ -59,9 +60,9 @@ def again(y: Tensor, labels: Tensor, seed: int) -> tuple[Tensor, int]:
     return draw(y, num_seen, float((labels >= 0).sum() / torch.isin(y, y[labels >= 0]).sum()), seed)
 
 
-def measure(x: Tensor, y: Tensor, labels: Tensor, num_seen: int, seed: int) -> dict[str, Any]:
+def measure(by: str, x: Tensor, y: Tensor, labels: Tensor, num_seen: int, seed: int) -> dict[str, Any]:
     begin = time.perf_counter(), time.process_time()
-    found = estimate_classes(x, labels, num_seen=num_seen, seed=seed)
+    found = COUNTERS[by](x, labels, num_seen=num_seen, seed=seed)
     return {
         "classes": len(torch.unique(y)),
         "found": found.num_classes,
@@ -88,25 +89,27 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="three mixtures and the digits, twice each; saved apart")
     parser.add_argument("--features", nargs="*", default=[], metavar="NAME=FILE.npz")
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--by", default="tree", choices=COUNTERS.names())
     args = parser.parse_args()
     torch.set_num_threads(1)
     repeats = range(2 if args.quick else args.repeats)
     print("data, classes | found (interval) of each repeat | CPU seconds, median, one thread")
     table = []
-    for k, spread, skew in QUICK if args.quick else MIXTURES:
+    for k, spread, skew in () if args.by != "tree" else QUICK if args.quick else MIXTURES:
         runs = []
         for seed in repeats:
             x, y = mixture(k, spread, skew, seed)
-            runs.append(measure(x, y, *draw(y, -(-k // 2), 0.5, seed), seed))
+            runs.append(measure(args.by, x, y, *draw(y, -(-k // 2), 0.5, seed), seed))
         table.append(show(f"mixture, spread {spread}, skew {skew}", runs))
     digits = load_digits()
     x, y = torch.tensor(digits.data, dtype=torch.float32), torch.tensor(digits.target)
-    table.append(show("digits", [measure(x, y, *draw(y, 5, 0.5, seed), seed) for seed in repeats]))
+    table.append(show("digits", [measure(args.by, x, y, *draw(y, 5, 0.5, seed), seed) for seed in repeats]))
     for name, path in (item.split("=", 1) for item in args.features):
         file = np.load(Path(path))
         x, y, labels = (torch.from_numpy(file[key]) for key in ("x", "y", "labels"))
-        table.append(show(name, [measure(x, y, *again(y, labels, seed), seed) for seed in repeats]))
-    print(save("class_count_quick" if args.quick else "class_count", table, CPU))
+        table.append(show(name, [measure(args.by, x, y, *again(y, labels, seed), seed) for seed in repeats]))
+    name = "class_count" + ("" if args.by == "tree" else f"-{args.by}") + ("_quick" if args.quick else "")
+    print(save(name, table, CPU))
 
 
 if __name__ == "__main__":

@@ -28,4 +28,9 @@ def save(name: str, result: Any, device: torch.device) -> Path:
 
 def without_folders(command: str) -> str:
     """Paths by their last part: where a machine keeps its files says nothing about a number."""
-    return " ".join(Path(word).name if "/" in word and Path(word).exists() else word for word in command.split())
+
+    def shown(word: str) -> str:
+        name, equals, value = word.rpartition("=")
+        return name + equals + Path(value).name if "/" in value and Path(value).exists() else word
+
+    return " ".join(shown(word) for word in command.split())

@@ -6,12 +6,15 @@ python benchmarks/page.py
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
 PAGE = HERE.parent / "docs/performance.md"
 ESTIMATOR = HERE.parent / "docs/estimator.md"
+COMPARISON = HERE.parent / "docs/comparison.md"
+METHODS = HERE.parent / "docs/methods.md"
 
 
 def load(name: str) -> dict[str, Any]:
@@ -221,16 +224,125 @@ def estimator() -> str:
     return table(["data", "number of classes", "", "all", "novel", "seen", "seeds"], rows)
 
 
-def with_table(text: str) -> str:
-    """docs/estimator.md with its table made anew."""
-    start, end = "<!-- made by benchmarks/page.py -->\n", "\n<!-- end -->"
+def with_table(text: str, made: str) -> str:
+    """A page with the table between its two marks made anew."""
+    start, end = "<!-- made by benchmarks/page.py -->\n", "<!-- end -->"
     before, _, rest = text.partition(start)
-    return before + start + estimator() + end + rest.partition(end)[2]
+    return before + start + made + "\n" + end + rest.partition(end)[2]
+
+
+# --- the methods ------------------------------------------------------------------------------------------------------
+
+
+def method_rows(*names: str) -> list[dict[str, Any]]:
+    """Rows of finished runs, best first."""
+    rows = [row for name in names for section in load(name)["result"]["table"] for row in section["rows"]]
+    return sorted(rows, key=lambda row: -row["all"]["mean"])
+
+
+def methods(*names: str) -> str:
+    rows = method_rows(*names)
+    has_published = any(row["published"] for row in rows)
+    head = [
+        "",
+        "all",
+        "novel",
+        "seen",
+        "runs",
+        "s/epoch",
+        *(["published: all / novel / seen"] if has_published else []),
+    ]
+    lines = []
+    for row in rows:
+        scores = [
+            f"{row[key]['mean']:.1f}" + (f" ± {row[key]['std']:.1f}" if row[key]["std"] is not None else "")
+            for key in ("all", "novel", "seen")
+        ]
+        seconds = "" if row["seconds_per_epoch"] is None else f"{row['seconds_per_epoch']:.2f}"
+        published = " / ".join(f"{value:.1f}" for value in row["published"] or ())
+        lines.append([row["method"], *scores, str(row["n"]), seconds, *([published] if has_published else [])])
+    return table(head, lines)
+
+
+def unfinished(*names: str) -> str:
+    """Runs that the device time did not carry to their end, by the last file that has them."""
+    runs: dict[str, Any] = {}
+    for name in names:
+        runs |= load(name)["result"]["runs"]
+    words = [
+        f"{name.removesuffix('-0')} ({run['epochs_done']} epochs, {run['seconds_per_epoch']:.2f} s each)"
+        for name, run in runs.items()
+        if not run["finished"]
+    ]
+    return f"Not finished within the device time, so without a row: {', '.join(words)}."
+
+
+def lead(*names: str) -> str:
+    first, second = method_rows(*names)[:2]
+    return f"{first['all']['mean'] - second['all']['mean']:.1f} points above {second['method']}"
+
+
+def novelty() -> str:
+    found = load("novelty-cifar100")["result"]
+    rows = []
+    for name, row in sorted(found["record"]["novelty"].items(), key=lambda item: item[1]["fpr95"]):
+        known = found["published"].get(name)
+        published = f"{100 * known['fpr95']:.1f} / {100 * known['auroc']:.1f}" if known else ""
+        rows.append([name, f"{100 * row['fpr95']:.1f}", f"{100 * row['auroc']:.1f}", published])
+    return table(["score", "FPR95", "AUROC", "published: FPR95 / AUROC"], rows)
+
+
+def novelty_off() -> str:
+    found = load("novelty-cifar100")["result"]
+    off = {
+        name: 100 * (found["record"]["novelty"][name]["fpr95"] - row["fpr95"])
+        for name, row in found["published"].items()
+    }
+    words = ", ".join(f"{name} {value:+.1f}" for name, value in off.items())
+    return f"Points of FPR95 above the published ones: {words}."
+
+
+def gpu(name: str) -> str:
+    about = load(name)["environment"]
+    return f"One {about['device']}, torch {about['torch'].partition('+')[0]}."
+
+
+def counts() -> str:
+    """Classes found by each way to count, for the first three draws."""
+    found = {by: load(name)["result"] for by, name in COUNTS.items()}
+    rows = []
+    for data in [row["data"] for row in found["gcd"]]:
+        runs = {by: next(row["runs"] for row in result if row["data"] == data) for by, result in found.items()}
+        cells = [", ".join(str(run["found"]) for run in some[:3]) for some in runs.values()]
+        rows.append([data, str(runs["gcd"][0]["classes"]), *cells])
+    return table(["data", "classes", *(f"`{by}`" for by in found)], rows)
+
+
+COUNTS = {"tree": "class_count", "gcd": "class_count-gcd", "dtc": "class_count-dtc"}
+CIFAR = ("methods-cifar100", "methods-cifar100-more")
+
+
+def comparison() -> str:
+    return fill(
+        "comparison.md.in",
+        {
+            "cifar100": lambda: methods(*CIFAR),
+            "unfinished": lambda: unfinished(*CIFAR),
+            "lead": lambda: lead(*CIFAR),
+            "gpu": lambda: gpu(CIFAR[0]),
+            "again": lambda: " and ".join(
+                f"{100 * load('wall_clock')['result'][k]['all']:.1f}" for k in ("cold", "warm")
+            ),
+            "alone": lambda: f"{load('wall_clock')['result']['warm']['seconds_per_epoch']['median']:.2f}",
+            "novelty": novelty,
+            "novelty_off": novelty_off,
+            "digits": lambda: methods("methods-digits"),
+        },
+    )
 
 
 def render() -> str:
-    template = (HERE / "performance.md.in").read_text(encoding="utf-8")
-    parts = {
+    parts: dict[str, Callable[[], str]] = {
         "goals": goals,
         "not_met": not_met,
         "profile": profile,
@@ -238,7 +350,6 @@ def render() -> str:
         "growth_gpu": lambda: growth("growth-h200"),
         "growth_cpu": lambda: growth("growth"),
         "losses_gpu": lambda: losses("loss_memory-h200"),
-        "losses_cpu": lambda: losses("loss_memory"),
         "kmeans_gpu": lambda: kmeans("kmeans-h200"),
         "kmeans_cpu": lambda: kmeans("kmeans"),
         "cpu_step": cpu_step,
@@ -247,14 +358,27 @@ def render() -> str:
         "worker_gpu": lambda: worker("worker_path-h200"),
         "worker_words": lambda: worker_words("worker_path-h200"),
     }
-    for name, part in parts.items():
-        place = "{{" + name + "}}"
-        if place in template:
-            template = template.replace(place, part())
+    return fill("performance.md.in", parts)
+
+
+def fill(name: str, parts: dict[str, Callable[[], str]]) -> str:
+    """A template with its places filled."""
+    template = (HERE / name).read_text(encoding="utf-8")
+    for key, part in parts.items():
+        assert "{{" + key + "}}" in template, key
+        template = template.replace("{{" + key + "}}", part())
     return template
 
 
+def pages() -> dict[Path, str]:
+    """Every page, as it should be."""
+    out = {PAGE: render(), COMPARISON: comparison()}
+    for page, made in ((ESTIMATOR, estimator), (METHODS, counts)):
+        out[page] = with_table(page.read_text(encoding="utf-8"), made())
+    return out
+
+
 if __name__ == "__main__":
-    PAGE.write_text(render(), encoding="utf-8")
-    ESTIMATOR.write_text(with_table(ESTIMATOR.read_text(encoding="utf-8")), encoding="utf-8")
-    print(PAGE, ESTIMATOR)
+    for page, text in pages().items():
+        page.write_text(text, encoding="utf-8")
+        print(page)

@@ -178,7 +178,8 @@ def main() -> None:
     result: dict[str, Any] = {"cores": cores, "settings": [*settings, *args.settings], "decode": []}
 
     with tempfile.TemporaryDirectory() as folder:
-        config = with_settings(get_recipe("imagenet100"), [f"data.root={folder}/train", *settings, *args.settings])
+        own_files = ["data.name=folder", f"data.root={folder}/train"]
+        config = with_settings(get_recipe("imagenet100"), [*own_files, *settings, *args.settings])
         size = config.data.image_size
         assert size is not None
         small = make_files(Path(folder, "train"), (500, 375), num_decoded, num_trained)

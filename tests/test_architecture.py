@@ -19,8 +19,8 @@ FLOORS = [
     {"registry"},  # config asks it for did-you-mean
     {"config", "runtime", "kernels"},  # kernels: opened by prototypes, on a GPU only
     {"losses", "prototypes", "cluster", "mixture", "metrics", "encoders", "data"},
-    {"methods", "features", "class_count", "optim", "runs"},
-    {"trainer", "report"},
+    {"methods", "features", "class_count", "novelty", "optim", "runs"},
+    {"trainer", "report", "anchor_count"},
     {"openworld", "finetune"},
     {"model"},
     {"export"},

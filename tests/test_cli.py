@@ -394,6 +394,8 @@ def test_config_that_is_not_there(capsys, tmp_path):
         (["train", "digits", "--set", "trian.epochs=1"], "no section 'trian'. Did you mean 'train'?"),
         (["train", "digits", "--set", "train.epocs=1"], "unknown setting 'train.epocs'. Did you mean 'epochs'?"),
         (["train", "digits", "--set", "encoder.name=resnet8"], "unknown encoder 'resnet8'. Did you mean 'resnet18'?"),
+        (["train", "cub200", "--data", "WRONG", "--dry-run"], "cub200 is not there: looked for images, images.txt, "),
+        (["train", "cub200", "--data", "WRONG", "--dry-run"], "had from https://www.vision.caltech.edu/datasets/cub_2"),
     ],
 )
 def test_options_that_cannot_work(capsys, args, message, tmp_path):

@@ -212,6 +212,15 @@ def test_count(capsys, originals):
     assert found["num_classes"] >= len(SEEN)
 
 
+@pytest.mark.parametrize("by", ["gcd", "orca"])
+def test_count_as_the_papers_do(capsys, originals, by):
+    args = ("count", *where(originals), "--size", "48", "--no-cache", "--device", "cpu", "--by", by)
+    found = json.loads(works(capsys, *args, "--json").out)
+    assert found["num_classes"] >= len(SEEN)
+    assert f"About {found['num_classes']} classes" in works(capsys, *args).out
+    assert "unknown way to count 'gdc'" in refused(capsys, "count", *where(originals), "--by", "gdc")
+
+
 # --- odd and bad photos ------------------------------------------------------------------------------------------------
 
 

@@ -15,7 +15,6 @@ import torch
 import typer
 from PIL import Image
 
-import opencon.experiments.recipes as recipes_module
 import opencon.methods as methods_module
 from opencon.cli import app, main
 from opencon.config import RunConfig, to_dict, with_settings
@@ -105,7 +104,7 @@ def check_command(args):
     if not arguments or "--help" in arguments:  # only mentioned
         return
     given = command.make_context(name, arguments, parent=context).params
-    if name in ("train", "pretrain") and given["recipe"] not in (None, "RECIPE", "contrast/digits"):
+    if name in ("train", "pretrain") and given["recipe"] not in (None, "RECIPE", "METHOD/DATASET"):
         method = "simclr" if name == "pretrain" else "opencon"
         base = get_recipe(given["recipe"], method=method, variant=given.get("variant") or "released")
         with_settings(base, given["settings"] or [])
@@ -120,7 +119,9 @@ def test_links_lead_somewhere(path):
 
 
 @named(PAGES)
-def test_commands_exist_with_these_options(path):
+def test_commands_exist_with_these_options(path, request):
+    if path.name == "add-a-method.md":
+        request.getfixturevalue("contrast")  # the method that the page adds
     for args in commands(path.read_text(encoding="utf-8")):
         try:
             check_command(args)
@@ -177,9 +178,11 @@ def test_a_broken_link_is_found(tmp_path):
 # --- single pages -----------------------------------------------------------------------------------------------------
 
 
-def test_the_worked_example_of_the_metrics():
-    (block,) = fenced(page("docs/metrics.md"), "python")
-    exec(compile(block, "metrics.md", "exec"), {})
+def test_the_worked_examples_of_the_metrics():
+    blocks = fenced(page("docs/metrics.md"), "python")
+    assert len(blocks) == 2
+    for block in blocks:
+        exec(compile(block, "metrics.md", "exec"), {})
 
 
 def test_the_table_of_variants():
@@ -275,22 +278,19 @@ def test_own_images_as_the_quickstart_has_it(tmp_path, monkeypatch, capsys):
     run("train", "--config", "photos.toml", "--set", "data.name=list", "--data", "photos.txt", "--dry-run")
 
 
-# --- the method of CONTRIBUTING.md ------------------------------------------------------------------------------------
+# --- the method of add-a-method.md ------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def contrast(monkeypatch):
-    """Its file, its line and its recipe, as if they were in the package; put back afterwards."""
-    blocks = fenced(page("CONTRIBUTING.md"), "python")
-    file, line, recipe, tests = blocks
+    """Its file and its line, as if they were in the package; put back afterwards."""
+    file, line, tests = fenced(page("docs/add-a-method.md"), "python")
     module = types.ModuleType("opencon.methods.contrast")
     monkeypatch.setitem(sys.modules, module.__name__, module)
     exec(compile(file, "contrast.py", "exec"), module.__dict__)
     monkeypatch.setattr(METHODS, "_entries", dict(METHODS._entries))
     exec(compile(line, "methods/__init__.py", "exec"), dict(vars(methods_module)))
-    names = {**vars(recipes_module), "ContrastConfig": module.ContrastConfig}
-    exec(compile(recipe, "recipes.py", "exec"), names)
-    return module, names["contrast_digits"]("released"), tests
+    return module, get_recipe("contrast/digits"), tests
 
 
 def test_the_example_of_a_method_passes_its_own_tests(contrast):

@@ -6,7 +6,7 @@ import torch
 from opencon.errors import ConfigError, DataError
 from opencon.methods import METHODS
 from opencon.metrics import open_world_accuracy
-from opencon.openworld import OpenWorldConfig, OpenWorldModel, fit_features
+from opencon.openworld import ON_ROWS, OpenWorldConfig, OpenWorldModel, fit_features
 
 
 def problem(sizes=(60, 60, 60, 60, 60), *, num_seen=3, num_labeled=10, dim=20, distance=8.0, seed=0):
@@ -121,11 +121,17 @@ def test_progress_ends_at_the_end():
 # --- what it copes with -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("method", METHODS.names())
-def test_any_method_can_take_the_place_of_opencon(method):
+@pytest.mark.parametrize("method", ON_ROWS)
+def test_other_methods_can_take_the_place_of_opencon(method):
     x, labels, truth = problem((40, 40, 40, 40), num_seen=2)
     found = fit_features(x, labels, OpenWorldConfig(num_novel=2, steps=4, method=method))
     assert accuracy(found, labels, truth)[0] > 0.9
+
+
+@pytest.mark.parametrize("method", [name for name in METHODS.names() if name not in ON_ROWS])
+def test_methods_that_need_more_than_rows_are_refused(method):
+    with pytest.raises(ConfigError, match=f"'{method}' cannot learn from rows .* Use opencon or simclr, or train"):
+        OpenWorldConfig(method=method)
 
 
 def test_cached_views_in_half_precision():

@@ -64,7 +64,7 @@ class CountEstimate:
     num_classes: int  # seen + novel
     low: int  # the smallest and
     high: int  # the largest number that fits about as well
-    curve: tuple[tuple[int, float], ...]  # (k, score), ascending k; larger is better, the answer has the largest
+    curve: tuple[tuple[int, float], ...]  # (k, score), ascending k; larger is better
     why: str  # one sentence
 
 
@@ -99,20 +99,17 @@ def estimate_classes(
         max_classes: the most to look for; None: 50, or four times the seen classes if that is more.
         progress: called as progress(trees done, trees in all).
     """
-    _check(x, labels, num_seen, max_classes)
+    check_rows(x, labels, num_seen, max_classes)
     labels = labels.to("cpu", torch.long)
     num_labeled = int((labels >= 0).sum())
     if num_labeled == len(labels):
-        return _nothing_to_find(
-            num_seen, f"All {num_labeled} rows are labeled, so the {num_seen} seen classes are all."
-        )
+        return nothing_to_find(num_seen, f"All {num_labeled} rows are labeled, so the {num_seen} seen classes are all.")
     stream = random_stream(torch.device("cpu"), seed)
     rows = draw_rows(labels, MAX_ROWS, stream)
     z, labels = directions(x.detach()[rows.to(x.device)]), labels[rows]
-    low, wanted = max(num_seen, 1), max_classes or max(LARGEST, PER_SEEN * num_seen)
-    high = min(wanted, len(z) // 2)  # a class has two rows at least
+    low, wanted, high = search_range(len(z), num_seen, max_classes)
     if high <= low:
-        return _nothing_to_find(low, f"{len(z)} rows and at most {wanted} classes leave no choice above {low}.")
+        return nothing_to_find(low, f"{len(z)} rows and at most {wanted} classes leave no choice above {low}.")
 
     tracks: list[dict[int, tuple[float, float]]] = []
     for tree in range(TREES + HALVES):
@@ -132,7 +129,7 @@ def estimate_classes(
     # k-means leaves grains empty where rows coincide, so a tree may end early: compare what all have.
     tried = sorted(set.intersection(*(set(track) for track in tracks[:TREES])))
     if not tried:
-        return _nothing_to_find(low, f"Fewer than {low} rows differ, so no group beyond the seen classes can be found.")
+        return nothing_to_find(low, f"Fewer than {low} rows differ, so no group beyond the seen classes can be found.")
     means = {k: np.mean([track[k] for track in tracks[:TREES]], axis=0) for k in tried}
     curve = tuple((k, score(*means[k])) for k in tried)
     best = _best(curve)
@@ -143,6 +140,12 @@ def estimate_classes(
     if best == wanted:
         why += f" It is the most that was tried: look further with max_classes above {wanted}."
     return CountEstimate(best, min(answers), max(answers), curve, why)
+
+
+def search_range(num_rows: int, num_seen: int, max_classes: int | None) -> tuple[int, int, int]:
+    """The fewest classes there can be, the most that are wanted, and the most of those that so many rows allow."""
+    wanted = max_classes or max(LARGEST, PER_SEEN * num_seen)
+    return max(num_seen, 1), wanted, min(wanted, num_rows // 2)  # a class has two rows at least
 
 
 def score(share: float, separation: float) -> float:
@@ -312,7 +315,8 @@ def _best(curve: tuple[tuple[int, float], ...]) -> int:
     return min(k for k, value in curve if value >= top - 1e-9)
 
 
-def _nothing_to_find(num_classes: int, why: str) -> CountEstimate:
+def nothing_to_find(num_classes: int, why: str) -> CountEstimate:
+    """An answer that left no choice."""
     return CountEstimate(num_classes, num_classes, num_classes, ((num_classes, 0.0),), why)
 
 
@@ -328,7 +332,8 @@ def _reason(best: int, tried: list[int], means: Any, low: int, high: int, num_la
     )
 
 
-def _check(x: Tensor, labels: Tensor, num_seen: int, max_classes: int | None) -> None:
+def check_rows(x: Tensor, labels: Tensor, num_seen: int, max_classes: int | None) -> None:
+    """Refuse what no way of counting can work on."""
     require(num_seen >= 0, f"num_seen = {num_seen} must not be negative. Use 0 when there are no labels.")
     require(
         max_classes is None or max_classes >= max(num_seen, 1),

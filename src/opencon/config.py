@@ -37,8 +37,8 @@ class DataConfig:
 
     name: str  # a data set by name, or "folder" / "list" for your own files
     root: str | None = None  # where its files lie; None: ~/.cache/opencon
-    image_size: int | None = None  # side in pixels for "folder" and "list"; others have their own
-    # "folder" and "list": images that take more than this (1e9 bytes) are read from their files while training; 0: always.
+    image_size: int | None = None  # side in pixels at which photos are stored; digits and CIFAR have their own
+    # Photos in files: images that take more than this (1e9 bytes) are read from their files while training; 0: always.
     memory_gb: float | None = None  # None: half of the memory of the machine or of its GPU, whichever is smaller
 
     def __post_init__(self) -> None:

@@ -27,7 +27,8 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from opencon.class_count import CountEstimate, estimate_classes
+from opencon.anchor_count import COUNTERS
+from opencon.class_count import CountEstimate
 from opencon.data.listings import printable
 from opencon.data.photos import Photos, check, some_names, typical_side
 from opencon.encoders.pretrained import open_encoder
@@ -222,13 +223,15 @@ def count_classes(
     cache: Path | None,
     device: torch.device,
     seed: int,
+    by: str = "tree",
     progress: Progress,
 ) -> CountEstimate:
-    """How many classes the photos seem to show, seen and new."""
+    """How many classes the photos seem to show, seen and new, by one of `anchor_count.COUNTERS`."""
+    count = COUNTERS[by]
     check(photos)
     found = read_features(photos, features, cache, device, progress)
     labels = _labels_of(photos, found)
-    return estimate_classes(found.plain, labels, num_seen=len(photos.class_names), seed=seed)
+    return count(found.plain, labels, num_seen=len(photos.class_names), seed=seed)
 
 
 def read_features(

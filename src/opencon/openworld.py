@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 CPU = torch.device("cpu")
 CHUNK = 8192  # rows embedded at a time
 NETWORK, VIEWS, CLUSTERS = 1, 2, 3  # purposes of the random streams of a fit
+ON_ROWS = ("opencon", "simclr")  # methods that assign by the projection; others want features that learn
 
 # Numbers of ours, each tried on photo features, digits and CIFAR-100 features (benchmarks/openworld.py).
 HIDDEN = 256  # width of the head
@@ -59,7 +60,7 @@ class OpenWorldConfig:
     """How features become classes and groups."""
 
     num_novel: int | None = None  # new groups to look for, at most; None: estimate
-    method: str = "opencon"
+    method: str = "opencon"  # one of ON_ROWS
     seed: int = 0
     steps: int = 100  # of training the head, in whole epochs; more gain nothing (measured); 0: none
     batch_size: int = 512  # OpenCon's
@@ -71,6 +72,8 @@ class OpenWorldConfig:
         n = self.num_novel
         require(n is None or n >= 0, f"num_novel = {n} must be 0 or more, or None to have it estimated.")
         METHODS[self.method]  # raises with a hint
+        hint = f"it needs an encoder to train. Use {' or '.join(ON_ROWS)}, or train it on images."
+        require(self.method in ON_ROWS, f"method = {self.method!r} cannot learn from rows of features: {hint}")
         require(self.seed >= 0, f"seed = {self.seed} must not be negative.")
         require(self.steps >= 0, f"steps = {self.steps} must not be negative.")
         require(self.batch_size >= 4, f"batch_size = {self.batch_size} must be at least 4.")

@@ -88,7 +88,8 @@ def write_archive(root, name, content):
 
 
 def test_names():
-    assert DATASETS.names() == ["cifar10", "cifar100", "digits", "folder", "list"]
+    photos = {"cub200", "fgvc_aircraft", "herbarium19", "imagenet100", "imagenet1k", "stanford_cars"}
+    assert {*DATASETS.names()} == {"cifar10", "cifar100", "digits", "folder", "list"} | photos
     for name in DATASETS.names():
         info = DATASETS[name].info
         assert info.name == name
@@ -111,7 +112,10 @@ def test_data_root(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize(("name", "own"), [("digits", 8), ("cifar10", 32)])
 def test_image_size_of_a_fixed_data_set(name, own):
-    with pytest.raises(ConfigError, match=rf"image_size = 64, but the images of {name} are {own} pixels wide"):
+    message = (
+        rf"image_size = 64, but the images of {name} are {own} pixels wide. Leave image_size out; it is for data sets "
+    )
+    with pytest.raises(ConfigError, match=message):
         dataset_info(DataConfig(name=name, image_size=64))
     dataset_info(DataConfig(name=name, image_size=own), download=True)
 

@@ -40,7 +40,7 @@ def test_the_loader_takes_them_and_repeats_an_epoch():
     labels = torch.full((50,), -1)
     labels[:10] = 0
     augment = FeatureViews(torch.full((4,), 0.01), generator=stream())
-    loader = TwoStreamLoader(views_of(), labels, batch_shares=(2, 6), augment=augment, num_views=2, seed=0)
+    loader = TwoStreamLoader(views_of(), labels, batch_shares=(2, 6), augments=(augment, augment), seed=0)
     step = torch.zeros(1, dtype=torch.long)
     first, again, other = (loader.batch(loader.draw(epoch), step) for epoch in (0, 0, 1))
     assert torch.equal(first.views[0], again.views[0])

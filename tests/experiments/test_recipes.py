@@ -7,7 +7,9 @@ import pytest
 
 from opencon.config import differences, to_dict, with_settings
 from opencon.data.benchmarks import DATASETS
+from opencon.data.layouts import class_order
 from opencon.encoders import ENCODERS
+from opencon.encoders.vit import VisionTransformer
 from opencon.errors import ConfigError
 from opencon.experiments.recipes import SETTINGS, get_recipe, read_config, recipe_names, run_config
 from opencon.methods import METHODS, OpenConConfig, SimCLRConfig
@@ -35,7 +37,7 @@ class TestEveryRecipe:
         method, data = name.split("/")
         assert config.method.name == method
         assert config.data.name in DATASETS
-        assert config.data.name in (data, data.removesuffix("_gcd"), "folder")
+        assert config.data.name == data.removesuffix("_gcd")
         assert config.encoder.name in ENCODERS
         assert isinstance(config.method, METHODS[method].config)
 
@@ -91,14 +93,45 @@ def test_weights_and_temperatures(name, variant, temperature_unlabeled):
     assert m.ramp_epochs == (100 if variant == "released" else 0)
 
 
-def test_imagenet_as_released():
-    config = get_recipe("imagenet100")
-    assert config.split.num_seen == 50
+@pytest.mark.parametrize(("name", "num_seen"), [("imagenet100", 50), ("imagenet1k", 500)])
+def test_imagenet_as_released(name, num_seen):
+    config = get_recipe(name)
+    assert (config.data.name, config.split.num_seen, config.eval.protocol) == (name, num_seen, "orca")
     assert (config.encoder.name, config.encoder.train_from, config.encoder.head_dim) == ("resnet50", "layer4", 128)
     assert (config.data.image_size, config.augment.size, config.augment.crop_scale) == (256, 224, (0.2, 1.0))
     train = config.train
     assert (train.epochs, train.milestones, train.batch_size) == (120, (60, 90), 512)
     assert (train.lr, train.momentum, train.weight_decay) == (0.01, 0.9, 1e-4)
+
+
+@pytest.mark.parametrize("name", ["cub200", "stanford_cars", "herbarium19", "fgvc_aircraft"])
+def test_fine_grained_as_in_gcd(name):
+    config = get_recipe(name)
+    assert config.split.num_seen == len(class_order(name).seen)
+    assert (config.encoder.name, config.encoder.train_from) == ("vit_b16", "last_block")
+    assert (config.data.image_size, config.augment.size) == (256, 224)
+    assert config.eval.protocol == "gcd"
+    assert (config.train.batch_size, config.train.epochs) == (128, 200)
+
+
+@pytest.mark.parametrize("name", SETTINGS.names())
+def test_the_title_tells_seen_and_novel_classes(name):
+    setting, num_classes = SETTINGS[name], DATASETS[SETTINGS[name].data.name].info.num_classes
+    if name != "digits":  # 0-4 and 5-9
+        assert f"{setting.num_seen} seen / {num_classes - setting.num_seen} novel" in setting.title
+
+
+@pytest.mark.parametrize(("name", "num_seen"), [("cifar10_gcd", 5), ("cifar100_gcd", 80)])
+def test_cifar_as_in_gcd_differs_in_classes_and_protocol_alone(name, num_seen):
+    config = to_dict(get_recipe(name))
+    changed = differences(to_dict(get_recipe(name.removesuffix("_gcd"))), config)
+    assert changed.keys() <= {"split.num_seen", "eval.protocol"}
+    assert (config["split"]["num_seen"], config["eval"]["protocol"]) == (num_seen, "gcd")
+
+
+def test_the_last_block_is_a_stage_of_the_encoder():
+    encoder = VisionTransformer(width=16, depth=2, num_heads=2, image_size=32)
+    assert encoder.stages[encoder.named_starts()["last_block"]] == "block1"
 
 
 @pytest.mark.parametrize(("name", "num_seen"), [("simclr/cifar10", 5), ("simclr/cifar100", 50)])

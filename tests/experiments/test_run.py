@@ -24,7 +24,7 @@ from opencon.data.benchmarks import load_dataset
 from opencon.data.split import Split
 from opencon.errors import ConfigError, DivergedError, RunError
 from opencon.experiments.run import Callbacks, draw, evaluate_run, open_run, plan, train
-from opencon.methods import OpenCon, OpenConConfig, SimCLRConfig
+from opencon.methods import METHODS, GCDConfig, KMeansConfig, OpenCon, OpenConConfig, SimCLRConfig, SimGCDConfig
 from opencon.runs import RunFolder
 
 CPU = torch.device("cpu")
@@ -315,6 +315,95 @@ def test_pretraining_gives_weights_that_training_takes(tmp_path):
     pre, fine = weights(tmp_path / "pre"), weights(tmp_path / "run")
     name = "embedder.encoder.conv1.conv.weight"
     assert torch.equal(pre[name], fine[name])  # frozen, so still what was loaded
+
+
+# --- no epoch ---------------------------------------------------------------------------------------------------------
+
+
+FROZEN = replace(SMALL, method=KMeansConfig(), train=TrainConfig(epochs=0))
+
+
+@pytest.fixture(scope="module")
+def frozen(tmp_path_factory):
+    """A run of k-means, which learns nothing."""
+    out = tmp_path_factory.mktemp("runs") / "frozen"
+    return out, train(FROZEN, out, CPU)
+
+
+def test_a_method_that_does_not_train_is_a_run_like_any_other(frozen, monkeypatch):
+    out, result = frozen
+    files = {"config.json", "split.json", "environment.json", "checkpoint.pt", "encoder.safetensors", "result.json"}
+    assert {p.name for p in out.iterdir()} == files
+    assert (result["protocol"], result["on"], result["num_images"], result["seed"]) == ("orca", "unlabeled", 1332, 0)
+    assert result["seen"] > 0.5  # a tenth by chance: the pixels, blurred by random weights, and the names from labels
+    again = evaluate_run(out, CPU)
+    assert all(again[key] == result[key] for key in ("all", "seen", "novel", "classes_in_use"))
+    assert evaluate_run(out, CPU, protocol="gcd")["protocol"] == "gcd"
+
+    said = []
+    monkeypatch.setattr(run_module, "prepare", lambda *a, **k: pytest.fail("computed again"))
+    assert train(FROZEN, out, CPU, callbacks=Callbacks(say=said.append)) == result
+    assert "finished already" in said[0]
+
+
+def test_other_seeds_of_a_run_without_epochs_are_other_draws(frozen, tmp_path):
+    train(with_settings(FROZEN, ["train.seed=1"]), tmp_path / "run", CPU)
+    a, b = weights(frozen[0]), weights(tmp_path / "run")
+    assert a["seed"] != b["seed"]
+    assert not torch.equal(a["embedder.encoder.conv1.conv.weight"], b["embedder.encoder.conv1.conv.weight"])
+
+
+def test_a_method_that_does_not_train_has_no_epochs(tmp_path):
+    config = with_settings(FROZEN, ["train.epochs=3"])
+    with pytest.raises(ConfigError, match=r"kmeans learns nothing: train.epochs = 3 must be 0"):
+        plan(config)
+    with pytest.raises(ConfigError, match="kmeans learns nothing"):
+        train(config, tmp_path / "run", CPU)
+
+
+@pytest.mark.parametrize("method", [OpenConConfig(), SimCLRConfig(), GCDConfig(), SimGCDConfig()])
+def test_any_method_without_epochs_evaluates_its_start(method, tmp_path, monkeypatch):
+    config = replace(small("train.epochs=0", "train.seed=3"), method=method)
+    start = run_module.prepare(config, CPU).method.state_dict()
+    monkeypatch.setattr(METHODS[method.name].build, "step", lambda *a: pytest.fail("stepped"))
+    result = train(config, tmp_path / "run", CPU)
+    assert_same_state(weights(tmp_path / "run"), start)
+    assert not (tmp_path / "run/metrics.jsonl").exists()
+    again = evaluate_run(tmp_path / "run", CPU)
+    measure = "all" if method.uses_labels else "knn20"
+    assert 0 < again[measure] == result[measure]
+
+
+def test_a_run_without_epochs_starts_from_its_weights_and_outlives_them(tmp_path):
+    pre = replace(small("train.epochs=3"), method=SimCLRConfig())
+    train(pre, tmp_path / "pre", CPU)
+    file = tmp_path / "pre/encoder.safetensors"
+    config = with_settings(FROZEN, [f"encoder.weights={file}"])
+    result = train(config, tmp_path / "run", CPU)
+    name = "embedder.encoder.conv3.conv.weight"
+    assert torch.equal(weights(tmp_path / "run")[name], weights(tmp_path / "pre")[name])
+    file.unlink()
+    assert evaluate_run(tmp_path / "run", CPU)["all"] == result["all"]
+    (tmp_path / "run/result.json").unlink()  # killed a moment before the end
+    assert train(config, tmp_path / "run", CPU)["all"] == result["all"]
+
+
+def test_the_plan_of_a_run_without_epochs_says_so():
+    shown = plan(FROZEN)
+    assert shown["training"].startswith("none")
+    assert "nothing learns" in shown["encoder"]
+    assert "give --weights" in shown["note"]
+    assert "note" not in plan(with_settings(FROZEN, [f"encoder.weights={__file__}"]))
+
+
+def test_without_epochs_no_batch_has_to_be_filled():
+    """The size of a batch that nobody makes does not have to fit."""
+    for method in (KMeansConfig(), SimCLRConfig()):
+        config = replace(FROZEN, method=method)
+        plan(with_settings(config, ["train.batch_size=2000"]))
+        plan(with_settings(config, ["train.batch_size=2"]))
+        with pytest.raises(ConfigError, match=r"train.batch_size = 2000"):
+            plan(replace(small("train.batch_size=2000"), method=SimCLRConfig()))
 
 
 def test_tensorboard_logs_beside_the_run(tmp_path):

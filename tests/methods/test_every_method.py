@@ -11,6 +11,7 @@ from typing import get_args
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from sklearn.metrics import normalized_mutual_info_score
 
 from opencon.config import AugmentConfig, DataConfig, EncoderConfig, RunConfig, SplitConfig, TrainConfig
@@ -60,12 +61,24 @@ class Blobs:
     seen: float = 0.9
     all: float = 0.6
     nmi: float = 0.7
+    neighbors: float = 0.95  # 5-NN accuracy
 
 
-BLOBS: dict[str, Blobs] = {}  # methods that need longer, or are not meant to do as well
+# Methods that need longer, or are not meant to do as well.
+BLOBS: dict[str, Blobs] = {
+    "cgdl": Blobs(epochs=20, seen=0.85),  # it rejects a fixed share, and with it some seen ones
+    "ds3l": Blobs(seen=0.65),  # as for fixmatch
+    "dtc": Blobs(epochs=30, seen=0.6),  # clusters come in the eleventh epoch, without labels: one may hold two classes
+    "fixmatch": Blobs(seen=0.7),  # a seen image is easily rejected for a novel one that it is more sure of
+    "kmeans": Blobs(seen=0.3, all=0.4, nmi=0.3, neighbors=0.9),  # it learns nothing: these are random features
+    "pcl": Blobs(epochs=60),  # the prototypes start after epoch 20, and the slower encoder they come from has to follow
+    "rankstats": Blobs(epochs=60, seen=0.4, all=0.5, nmi=0.45),  # the five largest features seldom coincide
+    "rankstats_plus": Blobs(epochs=30, all=0.55, nmi=0.55),  # as for rankstats
+}
 
 
 def config(name, *, epochs=2, seed=0, **encoder):
+    epochs = epochs if METHODS[name].config.trains else 0
     return RunConfig(
         data=DataConfig(name="blobs"),
         split=SplitConfig(num_seen=NUM_SEEN),
@@ -122,12 +135,67 @@ class TestEveryMethod:
 
     def test_docstring_names_the_paper(self, name):
         entry = METHODS[name]
-        assert entry.paper.startswith(("arXiv:", "doi:"))
+        assert entry.paper.startswith(("arXiv:", "doi:", "PMLR "))
         heading = sys.modules[entry.build.__module__].__doc__.splitlines()[0]
         assert entry.paper in heading
         assert str(entry.year) in heading
         assert entry.title in heading
 
+    def test_hidden_labels_cannot_matter(self, name):
+        """They have no place in a batch, and other ones give the same weights and classes, bit for bit."""
+        bench = train(bench_of(name))
+        batch = batch_of(bench)
+        assert {f.name for f in dataclasses.fields(batch)} == {"views", "labels", "num_labeled", "rows"}
+        assert (batch.labels[batch.num_labeled :] == -1).all()
+        assert (batch.labels[: batch.num_labeled] < NUM_SEEN).all()
+        assert (batch.num_labeled > 0) == bench.config.method.uses_labels
+
+        classes = DATA.train.classes.clone()
+        hidden = bench.split.unlabeled
+        order = torch.randperm(len(hidden), generator=torch.Generator().manual_seed(0))
+        classes[hidden] = classes[hidden[order]]
+        other = replace(DATA, train=replace(DATA.train, classes=classes))
+        again = train(assemble(config(name), other, CPU, split=bench.split))
+        assert_same(state(again.method), state(bench.method))
+        assert torch.equal(*(b.method.assign(b.bank()).classes for b in (bench, again)))
+
+    def test_assign_gives_every_image_a_class(self, name):
+        bench = train(bench_of(name))
+        bank = bench.bank()
+        for labels in (bench.split.visible_labels(DATA.train.classes), torch.full((len(bank.z),), -1)):
+            got = bench.method.assign(FeatureBank(bank.z, labels))
+            assert got.classes.shape == (len(bank.z),)
+            assert got.classes.dtype == torch.int64
+            assert ((got.classes >= 0) & (got.classes < NUM_CLASSES)).all()
+            if got.p is not None:
+                assert got.p.shape == (len(bank.z), NUM_CLASSES)
+                torch.testing.assert_close(got.p.sum(dim=1), torch.ones(len(bank.z)))
+            if got.novelty is not None:
+                assert got.novelty.shape == (len(bank.z),)
+
+    def test_every_kind_of_images_has_a_schedule(self, name):
+        for kind in get_args(Kind):
+            schedule = METHODS[name].build.schedule(kind)
+            assert isinstance(schedule.method, METHODS[name].config)
+            assert (schedule.train.epochs > 0) == METHODS[name].config.trains
+            assert (schedule.augment.size == 224) == (kind in ("imagenet", "fine_grained"))
+
+    def test_beats_chance_on_six_blobs(self, name):
+        enough = BLOBS.get(name, Blobs())
+        bench = train(bench_of(name, epochs=enough.epochs))
+        labels = bench.split.visible_labels(DATA.train.classes)
+        bank = replace(bench.bank(), labels=labels)
+        rows, truth = bench.split.unlabeled, DATA.train.classes
+        predicted = bench.method.assign(bank).classes
+        accuracy = open_world_accuracy(predicted[rows], truth[rows], num_seen=NUM_SEEN, protocol="orca")
+        assert accuracy.seen > enough.seen  # chance: a sixth
+        assert accuracy.all > enough.all  # by matching, chance is a little more; before training 0.5 at best
+        assert normalized_mutual_info_score(truth, predicted) > enough.nmi  # before training: 0.3 at best
+        assert knn_accuracy(F.normalize(bank.z, dim=1), truth, k=5) > enough.neighbors
+
+
+@pytest.mark.parametrize("name", [name for name in METHODS.names() if METHODS[name].config.trains])
+class TestEveryMethodThatTrains:
     def test_step_changes_no_state(self, name):
         bench = bench_of(name)
         begin(bench)
@@ -186,54 +254,3 @@ class TestEveryMethod:
             outs.append(b.method.step(batch_of(bench, epoch=2)))
         assert torch.equal(outs[0].loss, outs[1].loss)
         assert all(torch.equal(outs[0].logs[key], outs[1].logs[key]) for key in outs[0].logs)
-
-    def test_hidden_labels_cannot_matter(self, name):
-        """They have no place in a batch, and other ones give the same weights, bit for bit."""
-        bench = train(bench_of(name))
-        batch = batch_of(bench)
-        assert {f.name for f in dataclasses.fields(batch)} == {"views", "labels", "num_labeled", "rows"}
-        assert (batch.labels[batch.num_labeled :] == -1).all()
-        assert (batch.labels[: batch.num_labeled] < NUM_SEEN).all()
-        assert (batch.num_labeled > 0) == bench.config.method.uses_labels
-
-        classes = DATA.train.classes.clone()
-        hidden = bench.split.unlabeled
-        order = torch.randperm(len(hidden), generator=torch.Generator().manual_seed(0))
-        classes[hidden] = classes[hidden[order]]
-        other = replace(DATA, train=replace(DATA.train, classes=classes))
-        again = train(assemble(config(name), other, CPU, split=bench.split))
-        assert_same(state(again.method), state(bench.method))
-
-    def test_assign_gives_every_image_a_class(self, name):
-        bench = train(bench_of(name))
-        bank = bench.bank()
-        for labels in (bench.split.visible_labels(DATA.train.classes), torch.full((len(bank.z),), -1)):
-            got = bench.method.assign(FeatureBank(bank.z, labels))
-            assert got.classes.shape == (len(bank.z),)
-            assert got.classes.dtype == torch.int64
-            assert ((got.classes >= 0) & (got.classes < NUM_CLASSES)).all()
-            if got.p is not None:
-                assert got.p.shape == (len(bank.z), NUM_CLASSES)
-                torch.testing.assert_close(got.p.sum(dim=1), torch.ones(len(bank.z)))
-            if got.novelty is not None:
-                assert got.novelty.shape == (len(bank.z),)
-
-    def test_every_kind_of_images_has_a_schedule(self, name):
-        for kind in get_args(Kind):
-            schedule = METHODS[name].build.schedule(kind)
-            assert isinstance(schedule.method, METHODS[name].config)
-            assert (schedule.train.epochs > 0) == METHODS[name].config.trains
-            assert (schedule.augment.size == 224) == (kind in ("imagenet", "fine_grained"))
-
-    def test_beats_chance_on_six_blobs(self, name):
-        enough = BLOBS.get(name, Blobs())
-        bench = train(bench_of(name, epochs=enough.epochs))
-        labels = bench.split.visible_labels(DATA.train.classes)
-        bank = replace(bench.bank(), labels=labels)
-        rows, truth = bench.split.unlabeled, DATA.train.classes
-        predicted = bench.method.assign(bank).classes
-        accuracy = open_world_accuracy(predicted[rows], truth[rows], num_seen=NUM_SEEN, protocol="orca")
-        assert accuracy.seen > enough.seen  # chance: a sixth
-        assert accuracy.all > enough.all  # by matching, chance is a little more; before training 0.5 at best
-        assert normalized_mutual_info_score(truth, predicted) > enough.nmi  # before training: 0.3 at best
-        assert knn_accuracy(bank.z, truth, k=5) > 0.95

@@ -7,13 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 from rich.text import Text
 
 from opencon.version import __version__
+
+if TYPE_CHECKING:
+    from opencon.class_count import CountEstimate
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -42,6 +45,12 @@ def show_plan(plan: Mapping[str, str]) -> None:
     """A plan as aligned lines."""
     for key, text in plan.items():
         console.print(Text.assemble((f"{key:>10}", "bold"), f"  {text}"), soft_wrap=True)
+
+
+def show_count(found: CountEstimate) -> None:
+    """An estimate and how it was found."""
+    span = f" (between {found.low} and {found.high})" if found.low < found.high else ""
+    console.print(f"About {found.num_classes} classes{span}. {found.why}", soft_wrap=True)
 
 
 @contextmanager

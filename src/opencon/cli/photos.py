@@ -17,11 +17,10 @@ import typer
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from opencon.cli.base import Device, DryRun, app, console, errors, resumable, show_plan
+from opencon.cli.base import Device, DryRun, app, console, errors, resumable, show_count, show_plan
 from opencon.errors import ConfigError
 
 if TYPE_CHECKING:
-    from opencon.class_count import CountEstimate
     from opencon.data.photos import Photos
     from opencon.model import PhotoPrediction
 
@@ -186,6 +185,7 @@ def count(
     device: Device = "auto",
     cache: Cache = CACHE,
     no_cache: NoCache = False,
+    by: Annotated[str, typer.Option("--by", help="How: tree (ours), or as in the papers: gcd, dtc, orca.")] = "tree",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Estimate how many classes the photos show, seen and new, with its uncertainty."""
@@ -204,6 +204,7 @@ def count(
             cache=None if no_cache else cache.expanduser(),
             device=pick_device(device),
             seed=seed,
+            by=by,
             progress=progress,
         )
     if as_json:
@@ -264,12 +265,6 @@ def number_of_groups(novel: str) -> int | None:
     if not novel.isdecimal():
         raise ConfigError(f"--novel {novel!r} must be auto or a whole number, 0 or more.")
     return int(novel)
-
-
-def show_count(found: CountEstimate) -> None:
-    """The estimate and how it was found."""
-    span = f" (between {found.low} and {found.high})" if found.low < found.high else ""
-    console.print(f"About {found.num_classes} classes{span}. {found.why}", soft_wrap=True)
 
 
 def write_csv(rows: list[PhotoPrediction], path: Path) -> None:

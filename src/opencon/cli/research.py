@@ -1,4 +1,4 @@
-"""Commands for experiments: demo, train, pretrain, evaluate, list."""
+"""Commands for experiments: demo, train, pretrain, evaluate, compare, list."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import typer
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from opencon.cli.base import Device, DryRun, app, console, resumable, show_plan
+from opencon.cli.base import Device, DryRun, app, console, resumable, show_count, show_plan
 from opencon.config import RunConfig, to_dict, with_settings
 from opencon.errors import ConfigError
 
@@ -126,22 +126,71 @@ def evaluate(
     figures: Annotated[
         Path | None, typer.Option("--figures", help="Also draw look-alikes of the paper's figures to this folder.")
     ] = None,
+    novelty: Annotated[bool, typer.Option("--novelty", help="Also compare every novelty score.")] = False,
+    count: Annotated[
+        str | None, typer.Option("--count", help="Also estimate the number of classes: by tree, gcd, dtc or orca.")
+    ] = None,
 ) -> None:
     """Measure a trained run again, under either protocol, on either set of images; by default as it was trained."""
+    from opencon.class_count import CountEstimate
     from opencon.experiments.run import evaluate_run
     from opencon.runtime import pick_device
 
     if picture is not None and not picture.parent.is_dir():
         raise ConfigError(f"--picture {picture}: there is no folder {picture.parent}. Make it first.")
     record = evaluate_run(
-        run_folder, pick_device(device), protocol=protocol, on=on, data_root=data, picture=picture, figures=figures
+        run_folder,
+        pick_device(device),
+        protocol=protocol,
+        on=on,
+        data_root=data,
+        picture=picture,
+        figures=figures,
+        novelty=novelty,
+        count=count,
     )
     if as_json:
-        # JSON has no NaN: a measure over no images (or without seen or novel ones) is null.
-        plain = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()}
-        sys.stdout.write(json.dumps(plain) + "\n")
-    else:
-        console.print(result_table(record, title=str(run_folder)))
+        sys.stdout.write(json.dumps(without_nan(record)) + "\n")
+        return
+    scores, counted = record.pop("novelty", None), record.pop("count", None)
+    console.print(result_table(record, title=str(run_folder)))
+    if scores is not None:
+        console.print(novelty_scores_table(scores))
+    if counted is not None:
+        show_count(CountEstimate(**counted))
+
+
+@app.command(short_help="Runs side by side: mean and spread over seeds.")
+def compare(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders, or folders of runs.")],
+    form: Annotated[str, typer.Option("--format", help="table, markdown, csv, latex or json.")] = "table",
+    out: Annotated[Path | None, typer.Option("--out", help="Write it to this file instead.")] = None,
+) -> None:
+    """Runs side by side: mean and standard deviation over seeds, seconds per epoch, and the published numbers."""
+    from opencon.experiments.compare import FORMATS, compare_runs, render
+
+    if form not in FORMATS:
+        raise ConfigError(f"--format {form!r} must be one of {', '.join(FORMATS)}.")
+    sections = compare_runs(runs)
+    if form != "table" or out is not None:
+        text = render(sections, "markdown" if form == "table" else form)
+        if out is None:
+            sys.stdout.write(text)
+            return
+        try:
+            out.write_text(text, encoding="utf-8")
+        except OSError as err:
+            raise ConfigError(f"cannot write --out {out} ({err.strerror}).") from err
+        console.print(f"Wrote {out}", soft_wrap=True)
+        return
+    for section in sections:
+        heads, rows = section.cells()
+        table = Table(title=section.title, title_justify="left")
+        for head in heads:
+            table.add_column(head, no_wrap=head != "method")
+        for row in rows:
+            table.add_row(*row)
+        console.print(table)
 
 
 @app.command("list")
@@ -160,15 +209,14 @@ def list_names(
     if what is not None and what not in kinds:
         raise ConfigError(f"list {what!r}: choose one of {', '.join(kinds)}.")
     if what in (None, "methods"):
-        methods = Table("method", "name", "paper", "year", "needs", "protocol", title="Methods", title_justify="left")
+        methods = names_table("Methods", "method", "name", "paper", "year", "needs", "protocol")
         for name in METHODS.names():
             entry = METHODS[name]
             methods.add_row(name, entry.title, entry.paper, str(entry.year), entry.needs, entry.protocol)
         console.print(methods)
+        console.print("count: the number of classes, seen and novel; `opencon count` estimates it.")
     if what in (None, "data"):
-        sets = Table(
-            "data set", "what it is", "encoder", "protocol", title="Data sets with recipes", title_justify="left"
-        )
+        sets = names_table("Data sets with recipes", "data set", "what it is", "encoder", "protocol")
         for name in SETTINGS.names():
             setting = SETTINGS[name]
             sets.add_row(name, setting.title, setting.encoder, setting.protocol)
@@ -180,6 +228,15 @@ def list_names(
         console.print("\n".join(recipe_names()))
     elif what is None:
         console.print("Train: opencon train METHOD/DATASET, such as opencon/cifar100")
+
+
+def names_table(title: str, first: str, *others: str) -> Table:
+    """A table whose first column, what one would type, is never broken."""
+    table = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0))
+    table.add_column(first, no_wrap=True)
+    for other in others:
+        table.add_column(other, overflow="fold")
+    return table
 
 
 def run(
@@ -262,6 +319,21 @@ def accuracy_table(rows: Sequence[tuple[str, Mapping[str, Any]]], how: Mapping[s
     for name, record in rows:
         table.add_row(name, *(f"{record[key]:.1%}" for key in ("all", "novel", "seen")))
     return table
+
+
+def novelty_scores_table(scores: Mapping[str, Mapping[str, float]]) -> Table:
+    """How well each score tells novel images from seen ones."""
+    table = Table("score", "FPR95", "AUROC", "AUPR", title="Novelty scores (smaller FPR95, larger others are better)")
+    for name, found in scores.items():
+        table.add_row(name, *(f"{found[key]:.1%}" for key in ("fpr95", "auroc", "aupr")))
+    return table
+
+
+def without_nan(value: Any) -> Any:
+    """The same with None for what is no finite number: JSON has no NaN, and a measure over no images is one."""
+    if isinstance(value, Mapping):
+        return {key: without_nan(inner) for key, inner in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def result_table(record: Mapping[str, Any], title: str) -> Table:

@@ -1,4 +1,4 @@
-"""Data sets by name: the digits that come with scikit-learn, CIFAR, and your own files.
+"""Data sets by name: the digits that come with scikit-learn, CIFAR, and your own files. (`catalog` adds sets of photos.)
 
 Each entry of `DATASETS` can say what it holds without loading an image (`dataset_info`), and load it (`load_dataset`).
 """
@@ -74,6 +74,7 @@ class DatasetEntry:
     info: DatasetInfo
     inspect: Callable[[DataConfig, DatasetInfo, bool], DatasetInfo]
     load: Callable[[DataConfig, DatasetInfo, bool], Dataset]
+    is_resized: bool = False  # photos of any size, stored at data.image_size
 
 
 DATASETS: Registry[DatasetEntry] = Registry("data set")
@@ -86,10 +87,10 @@ def dataset_info(config: DataConfig, *, download: bool = False) -> DatasetInfo:
     """
     entry = DATASETS[config.name]
     own_size = entry.info.image_size
-    if entry.info.num_classes and config.image_size not in (None, own_size):
+    if not entry.is_resized and config.image_size not in (None, own_size):
         raise ConfigError(
             f"data.image_size = {config.image_size}, but the images of {config.name} are {own_size} pixels wide. Leave "
-            f"image_size out; it is for 'folder' and 'list'."
+            f"image_size out; it is for data sets of photos, 'folder' and 'list'."
         )
     return entry.inspect(config, entry.info, download)
 
@@ -362,5 +363,5 @@ def _files_info(name: str, title: str, needs: str) -> DatasetInfo:
 
 FOLDER = _files_info("folder", "Your own folder", "data.root: a folder with one sub-folder of images per class")
 LIST = _files_info("list", "Your own list", "data.root: a text or CSV file with one image path and its class a line")
-DATASETS.add("folder", DatasetEntry(FOLDER, _inspect_files, _load_files))
-DATASETS.add("list", DatasetEntry(LIST, _inspect_files, _load_files))
+DATASETS.add("folder", DatasetEntry(FOLDER, _inspect_files, _load_files, is_resized=True))
+DATASETS.add("list", DatasetEntry(LIST, _inspect_files, _load_files, is_resized=True))

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from opencon.anchor_count import COUNTERS
 from opencon.config import EvaluationSet, Protocol, RunConfig, to_dict, with_settings
 from opencon.data.augment import Augment, plain_view
 from opencon.data.benchmarks import Dataset, dataset_info, load_dataset
@@ -23,13 +24,13 @@ from opencon.data.streaming import Images
 from opencon.encoders import ENCODERS, build_embedder
 from opencon.errors import ConfigError
 from opencon.experiments.keeper import Keeper, tensorboard_writer
+from opencon.experiments.measures import class_count, draw_paper_figures, novelty_scores
 from opencon.experiments.recipes import run_config
 from opencon.features import BATCH, embed_images
 from opencon.methods import METHODS, Assignment, FeatureBank, Method, Task
 from opencon.metrics import evaluate, knn_accuracy
 from opencon.optim import build_optimizer
 from opencon.report.figures import embedding_figure
-from opencon.report.paper_figures import class_figure, confusion_figure, novelty_figure
 from opencon.runs import RunFolder
 from opencon.runtime import environment, seeded
 from opencon.trainer import fit
@@ -64,6 +65,8 @@ def plan(config: RunConfig, *, download: bool = False) -> dict[str, str]:
         "training": f"{config.train.epochs} epochs, batches of {config.train.batch_size}, lr {config.train.lr:g} "
         f"({config.train.schedule}), {config.train.precision}, seed {config.train.seed}",
     }
+    if config.train.epochs == 0:
+        shown |= {"encoder": f"{encoder.name}, {start}, nothing learns", "training": "none: the start is evaluated"}
     if config.method.uses_labels:
         shown["split"] = (
             f"{config.split.num_seen} seen classes, {config.split.labeled_ratio:.0%} of their images labeled; "
@@ -72,7 +75,9 @@ def plan(config: RunConfig, *, download: bool = False) -> dict[str, str]:
         )
         on = {"unlabeled": "the unlabeled training images", "test": "the held-out test images"}[config.eval.on]
         shown["evaluation"] = f"protocol {config.eval.protocol}, on {on}"
-    if encoder.weights is None and encoder.train_from != "all":
+    if encoder.weights is None and config.train.epochs == 0:
+        shown["note"] = "random weights that learn nothing say little about the images: give --weights"
+    elif encoder.weights is None and encoder.train_from != "all":
         shown["note"] = "frozen stages with random weights learn nothing: give --weights, or encoder.train_from=all"
     return shown
 
@@ -82,9 +87,11 @@ def check_fits(config: RunConfig, num_classes: int, num_train: int, *, has_test:
     ENCODERS[config.encoder.name]
     if config.train.epochs and not config.method.trains:
         raise ConfigError(f"{config.method.name} learns nothing: train.epochs = {config.train.epochs} must be 0.")
+    # Without an epoch there is no batch: any size will do.
+    batch, share = (config.train.batch_size, config.train.labeled_share) if config.train.epochs else (num_train, None)
     if config.method.uses_labels:
-        check_split(config.split, num_classes, num_train, config.train.batch_size, config.train.labeled_share)
-    elif config.train.batch_size > num_train:
+        check_split(config.split, num_classes, num_train, batch, share)
+    elif batch > num_train:
         raise ConfigError(
             f"train.batch_size = {config.train.batch_size} is more than the {num_train} images there are."
         )
@@ -119,6 +126,13 @@ class Workbench:
         with closing(images.in_order(BATCH)) as chunks:
             return torch.cat([rows(chunk) for chunk in chunks])
 
+    def judged(self, on: EvaluationSet) -> tuple[Tensor, Tensor]:
+        """Which rows of the bank that `score` makes are judged, and their true classes."""
+        if on == "test":
+            truth = self.dataset.held_out().classes
+            return len(self.labels) + torch.arange(len(truth)), truth
+        return self.split.unlabeled, self.dataset.train.classes[self.split.unlabeled]
+
     def score(self, on: EvaluationSet, protocol: Protocol) -> tuple[dict[str, Any], FeatureBank, Assignment]:
         """Embed, assign and compare with the truth: the record, and what it was made from."""
         if not self.config.method.uses_labels:
@@ -130,16 +144,13 @@ class Workbench:
                 "knn20": knn_accuracy(bank.z, truth),
             }
             return record, bank, Assignment(torch.full_like(self.labels, -1))
+        bank = self.bank()
         if on == "test":  # after the training images, of which some are labeled: a method may need those
-            held_out, known = self.dataset.held_out(), self.bank()
-            z, truth = self.embed(held_out.images.to(self.device)), held_out.classes
-            unknown = torch.full((len(truth),), -1, device=self.device)
-            bank = FeatureBank(torch.cat([known.z, z]), torch.cat([known.labels, unknown]))
-            assignment, rows = self.method.assign(bank), torch.arange(len(known.z), len(bank.z))
-        else:
-            bank = self.bank()
-            assignment, rows = self.method.assign(bank), self.split.unlabeled
-            truth = self.dataset.train.classes[rows]
+            z = self.embed(self.dataset.held_out().images.to(self.device))
+            unknown = torch.full((len(z),), -1, device=self.device)
+            bank = FeatureBank(torch.cat([bank.z, z]), torch.cat([bank.labels, unknown]))
+        assignment = self.method.assign(bank)
+        rows, truth = self.judged(on)
         novelty = assignment.novelty.cpu()[rows].numpy() if assignment.novelty is not None else None
         record = evaluate(
             assignment.classes.cpu()[rows].numpy(),
@@ -251,6 +262,9 @@ def train(
         folder.write_json("config.json", to_dict(config))
 
     if config.train.epochs == 0:
+        if folder.checkpoint.exists():
+            bench.method.load_state_dict(folder.load_checkpoint(to_dict(config))["method"])
+        bench.method.embedder.fold_frozen()  # as in training
         return finish(folder, bench, bench.score(config.eval.on, config.eval.protocol)[0], start)
     loader = build_loader(bench)
     optimizer = build_optimizer(bench.method, config.train)
@@ -330,8 +344,15 @@ def evaluate_run(
     data_root: str | None = None,
     picture: Path | None = None,
     figures: Path | None = None,
+    novelty: bool = False,
+    count: str | None = None,
 ) -> dict[str, Any]:
-    """Measure a trained run again; protocol and images default to the run's own. Draws what has a path."""
+    """Measure a trained run again; protocol and images default to the run's own. Draws what has a path.
+
+    `novelty` adds every novelty score; `count`, a name in COUNTERS, an estimate of the number of classes.
+    """
+    if count is not None:
+        COUNTERS[count]
     changes = {"eval.protocol": protocol, "eval.on": on}
     bench = open_run(out, device, data_root=data_root, settings=[f"{k}={v}" for k, v in changes.items() if v])
     how = bench.config.eval
@@ -340,26 +361,15 @@ def evaluate_run(
     if (protocol or on) and not bench.config.method.uses_labels:
         raise ConfigError(f"{bench.config.method.name} looks at no label: it has a 20-NN accuracy, and no protocol.")
     record, bank, assignment = bench.score(how.on, how.protocol)
+    if novelty:
+        record["novelty"] = novelty_scores(bench, bank, assignment, how.on)
+    if count is not None:
+        record["count"] = class_count(bench, bank, count)
     if picture is not None:
         draw(bench, bank, assignment, picture)
     if figures is not None:
         draw_paper_figures(bench, bank, assignment, figures)
     return record
-
-
-def draw_paper_figures(bench: Workbench, bank: FeatureBank, assignment: Assignment, folder: Path) -> None:
-    """Look-alikes of the paper's figures: ten classes in two dimensions, the novelty score, the confusion matrix."""
-    if assignment.novelty is None or assignment.novelty_threshold is None:
-        raise ConfigError(f"{bench.config.method.name} has no novelty score to draw.")
-    rows, names, title = bench.split.unlabeled, bench.dataset.train.class_names, bench.dataset.info.title
-    truth = bench.dataset.train.classes[rows].numpy()
-    folder.mkdir(parents=True, exist_ok=True)
-    every: dict[str, Any] = {"num_seen": bench.split.num_seen, "title": title}
-    class_figure(bank.z.cpu()[rows].numpy(), truth, class_names=names, path=folder / "classes.png", **every)
-    novelty, threshold = assignment.novelty.cpu()[rows].numpy(), float(assignment.novelty_threshold)
-    novelty_figure(novelty, truth, threshold=threshold, path=folder / "novelty.png", **every)
-    predicted = assignment.classes.cpu()[rows].numpy()
-    confusion_figure(predicted, truth, class_names=names, path=folder / "confusion.png", **every)
 
 
 def draw(bench: Workbench, bank: FeatureBank, assignment: Assignment, path: Path) -> Path:

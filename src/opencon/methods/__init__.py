@@ -18,26 +18,62 @@ from opencon.methods.base import (
     Task,
     Variant,
 )
+from opencon.methods.cgdl import CGDL, CGDLConfig
+from opencon.methods.ds3l import DS3L, DS3LConfig
+from opencon.methods.dtc import DTC, DTCConfig
+from opencon.methods.fixmatch import FixMatch, FixMatchConfig
+from opencon.methods.gcd import GCD, GCDConfig
+from opencon.methods.kmeans import KMeans, KMeansConfig
 from opencon.methods.opencon import OpenCon, OpenConConfig
+from opencon.methods.orca import ORCA, ORCAConfig
+from opencon.methods.pcl import PCL, PCLConfig
+from opencon.methods.rankstats import RankStats, RankStatsConfig
+from opencon.methods.rankstats_plus import RankStatsPlus, RankStatsPlusConfig
 from opencon.methods.simclr import SimCLR, SimCLRConfig
+from opencon.methods.simgcd import SimGCD, SimGCDConfig
+from opencon.methods.uno import UNO, UNOConfig
 from opencon.registry import Registry
 
 __all__ = [
+    "CGDL",
+    "DS3L",
+    "DTC",
+    "GCD",
     "METHODS",
+    "ORCA",
+    "PCL",
+    "UNO",
     "Assignment",
     "Batch",
+    "CGDLConfig",
+    "DS3LConfig",
+    "DTCConfig",
     "Epoch",
     "FeatureBank",
+    "FixMatch",
+    "FixMatchConfig",
+    "GCDConfig",
+    "KMeans",
+    "KMeansConfig",
     "Kind",
     "Method",
     "MethodEntry",
+    "ORCAConfig",
     "OpenCon",
     "OpenConConfig",
+    "PCLConfig",
+    "RankStats",
+    "RankStatsConfig",
+    "RankStatsPlus",
+    "RankStatsPlusConfig",
     "Schedule",
     "SimCLR",
     "SimCLRConfig",
+    "SimGCD",
+    "SimGCDConfig",
     "StepOutput",
     "Task",
+    "UNOConfig",
     "Variant",
 ]
 
@@ -48,7 +84,7 @@ class MethodEntry:
 
     build: type[Method[Any]]
     title: str
-    paper: str  # arXiv:... or doi:...
+    paper: str  # arXiv:..., doi:... or PMLR ...
     year: int
     needs: str  # besides images, in a few words
     protocol: str = "orca"  # under which its own paper's numbers were made, or OpenCon's paper for it
@@ -59,8 +95,20 @@ class MethodEntry:
         return self.build.settings
 
 
-LABELS = "labels, number of classes"
+LABELS = "labels, count"  # some images labeled, and the number of classes
 
 METHODS: Registry[MethodEntry] = Registry("method")
+METHODS.add("cgdl", MethodEntry(CGDL, "CGDL", "arXiv:2003.08823", 2020, LABELS))
+METHODS.add("ds3l", MethodEntry(DS3L, "DS3L", "PMLR 119:3897-3906", 2020, LABELS))
+METHODS.add("dtc", MethodEntry(DTC, "DTC", "arXiv:1908.09884", 2019, LABELS))
+METHODS.add("fixmatch", MethodEntry(FixMatch, "FixMatch", "arXiv:2001.07685", 2020, LABELS))
+METHODS.add("gcd", MethodEntry(GCD, "GCD", "arXiv:2201.02609", 2022, LABELS))
+METHODS.add("kmeans", MethodEntry(KMeans, "k-means", "doi:10.5555/1283383.1283494", 2007, LABELS))
 METHODS.add("opencon", MethodEntry(OpenCon, "OpenCon", "arXiv:2208.02764", 2023, LABELS))
-METHODS.add("simclr", MethodEntry(SimCLR, "SimCLR", "arXiv:2002.05709", 2020, "nothing: it pre-trains"))
+METHODS.add("orca", MethodEntry(ORCA, "ORCA", "arXiv:2102.03526", 2022, LABELS))
+METHODS.add("pcl", MethodEntry(PCL, "PCL", "arXiv:2005.04966", 2021, LABELS))
+METHODS.add("rankstats", MethodEntry(RankStats, "RankStats", "arXiv:2002.05714", 2020, LABELS))
+METHODS.add("rankstats_plus", MethodEntry(RankStatsPlus, "RankStats+", "arXiv:2002.05714", 2020, LABELS))
+METHODS.add("simclr", MethodEntry(SimCLR, "SimCLR", "arXiv:2002.05709", 2020, "nothing"))
+METHODS.add("simgcd", MethodEntry(SimGCD, "SimGCD", "arXiv:2211.11727", 2023, LABELS, protocol="gcd"))
+METHODS.add("uno", MethodEntry(UNO, "UNO+", "arXiv:2108.08536", 2021, LABELS))

@@ -6,6 +6,7 @@ Letters: N rows, F features, K outputs.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -48,48 +49,87 @@ class CosineClassifier(nn.Module):
         return F.normalize(rows, dim=1) @ F.normalize(self.weight, dim=1).T
 
 
-class WeightAverage(nn.Module):
-    """A module's slower twin: each learning parameter follows as an exponential average, the rest is shared.
+class Swapped(nn.Module):
+    """Calls a module's methods with other tensors in the place of some of its parameters and buffers.
 
-    Call it as one would the module. Buffers (running statistics) are copies, so that the twin's passes leave the
-    module's own alone; `update` averages those of floating point, too.
+    The module itself is left alone, and is no child of this one: its state is saved where it belongs.
     """
 
-    def __init__(self, module: nn.Module, momentum: float) -> None:
+    def __init__(self, module: nn.Module) -> None:
         super().__init__()
-        self.momentum = momentum
-        self._of = [module]  # in a list: not a child, its state is saved where it belongs
-        self._names = [name for name, p in module.named_parameters() if p.requires_grad]
-        self._names += [name for name, b in module.named_buffers() if b.is_floating_point()]
+        self._of = [_Methods(module)]
+
+    @property
+    def module(self) -> nn.Module:
+        """The one whose methods are called."""
+        return self._of[0].module
+
+    def forward(self, tensors: Mapping[str, Tensor], call: str, *args: Any) -> Any:
+        """The result of method `call`; `tensors` are by name, as in `named_parameters` and `named_buffers`."""
+        return functional_call(self._of[0], {f"module.{name}": t for name, t in tensors.items()}, (call, *args))
+
+
+class _Methods(nn.Module):
+    """Any method of a module as a forward pass, the only one that `functional_call` knows."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, call: str, *args: Any) -> Any:
+        """The method's result."""
+        return getattr(self.module, call)(*args)
+
+
+class WeightAverage(nn.Module):
+    """A module's slower twin: every learning parameter follows as an exponential average, what is frozen is shared.
+
+        average <- m average + (1 - m) now,   m = momentum, or with `warms_up` min(momentum, (1 + n) / (10 + n))
+
+    n counts the updates: with `warms_up` the start is forgotten within tens of steps instead of 1 / (1 - momentum), as
+    the documentation of TensorFlow's ExponentialMovingAverage proposes.
+
+    Running statistics are averaged, too. The twin has copies of them, so that its passes leave the module's own alone.
+    """
+
+    num_updates: Tensor  # n
+
+    def __init__(self, module: nn.Module, momentum: float, *, warms_up: bool = False) -> None:
+        super().__init__()
+        self.momentum, self.warms_up = momentum, warms_up
+        self.swapped = Swapped(module)
+        learning = {name for name, p in module.named_parameters() if p.requires_grad}
+        buffers = {name for name, _ in module.named_buffers()}
+        # What state_dict leaves out belongs to a configuration, not to what was learned.
+        saved = [name for name in module.state_dict() if name in learning | buffers]
+        self._names = {name: name.replace(".", "__") for name in saved}  # there: here, where no dots are allowed
         for name, tensor in self._own().items():
-            self.register_buffer(name.replace(".", "__"), tensor.detach().clone())
+            self.register_buffer(self._names[name], tensor.detach().clone())
+        self.register_buffer("num_updates", torch.tensor(0.0))
 
     def forward(self, *args: Any, call: str = "forward") -> Tensor:
-        """What the module's method `call` would give with averaged weights."""
-        averaged = {name: getattr(self, name.replace(".", "__")) for name in self._names}
-        module = self._of[0]
-        result: Tensor = functional_call(_Call(module, call), {f"module.{k}": v for k, v in averaged.items()}, args)
+        """What the module's method `call` would give with averaged weights, which no gradient reaches."""
+        result: Tensor = self.swapped(self._averages(), call, *args)
         return result
 
     @torch.no_grad()
     def update(self) -> None:
-        """average <- momentum * average + (1 - momentum) * now; call it after the optimizer's step."""
-        own = self._own()
-        averaged = [getattr(self, name.replace(".", "__")) for name in self._names]
-        torch._foreach_lerp_(averaged, [own[name].detach() for name in self._names], 1.0 - self.momentum)  # type: ignore[attr-defined, unused-ignore]
+        """Move toward the module; call it after the optimizer's step."""
+        averages, own = self._averages(), self._own()
+        names = [name for name, tensor in averages.items() if tensor.is_floating_point()]
+        followers, leaders = [averages[name] for name in names], [own[name] for name in names]
+        self.num_updates += 1
+        momentum = torch.full_like(self.num_updates, self.momentum)
+        if self.warms_up:
+            momentum = momentum.minimum((1 + self.num_updates) / (10 + self.num_updates))
+        # As a difference, so that what does not change stays as it is to the last bit.
+        ways = torch._foreach_sub(leaders, followers)  # type: ignore[attr-defined, unused-ignore]
+        torch._foreach_mul_(ways, 1 - momentum)  # type: ignore[attr-defined, unused-ignore]
+        torch._foreach_add_(followers, ways)  # type: ignore[attr-defined, unused-ignore]
+
+    def _averages(self) -> dict[str, Tensor]:
+        return {name: getattr(self, here) for name, here in self._names.items()}
 
     def _own(self) -> dict[str, Tensor]:
-        every = dict(self._of[0].named_parameters()) | dict(self._of[0].named_buffers())
+        every = dict(self.swapped.module.named_parameters()) | dict(self.swapped.module.named_buffers())
         return {name: every[name] for name in self._names}
-
-
-class _Call(nn.Module):
-    """Another method of a module as its forward, for `functional_call`."""
-
-    def __init__(self, module: nn.Module, call: str) -> None:
-        super().__init__()
-        self.module, self.call = module, call
-
-    def forward(self, *args: Any) -> Any:
-        """The method's result."""
-        return getattr(self.module, self.call)(*args)

@@ -1,0 +1,283 @@
+"""Runs side by side: mean and spread over seeds, as a table in Markdown, CSV, LaTeX or JSON."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import statistics
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from opencon.config import RunConfig, to_dict
+from opencon.data.benchmarks import DATASETS
+from opencon.errors import ConfigError, RunError
+from opencon.experiments.recipes import SETTINGS, run_config
+from opencon.methods import METHODS
+from opencon.runs import RunFolder
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+SCORES = ("all", "novel", "seen")
+FORMATS = ("table", "markdown", "csv", "latex", "json")
+# What may differ between two runs of one experiment, and what only says where its files lie or how it was watched.
+SEED = "train.seed"
+PLACES = {"data.root", "encoder.weights", "train.save_seconds", "train.log_every", "eval.every"}
+
+
+@dataclass(frozen=True)
+class Run:
+    """One finished run."""
+
+    path: Path
+    config: RunConfig
+    result: Mapping[str, Any]
+    seconds_per_epoch: float | None  # median, without the first two epochs, which compile
+
+    @property
+    def experiment(self) -> dict[str, Any]:
+        """Its settings, flat, without its seed and its places."""
+        flat = {key: value for section in to_dict(self.config).items() for key, value in _flat(*section)}
+        return {key: value for key, value in flat.items() if key != SEED and key not in PLACES}
+
+
+@dataclass(frozen=True)
+class Row:
+    """Runs that differ in nothing but their seed."""
+
+    runs: tuple[Run, ...]
+    label: str
+    published: tuple[float, float, float] | None  # all, novel, seen in percent
+
+    def score(self, key: str) -> tuple[float, float | None]:
+        """Mean and standard deviation over the runs (None for a single one), in percent."""
+        values = [100 * float(run.result[key]) for run in self.runs]
+        return statistics.mean(values), statistics.stdev(values) if len(values) > 1 else None
+
+    @property
+    def seconds_per_epoch(self) -> float | None:
+        """Median over the runs."""
+        known = [run.seconds_per_epoch for run in self.runs if run.seconds_per_epoch is not None]
+        return statistics.median(known) if known else None
+
+
+@dataclass(frozen=True)
+class Section:
+    """Rows that can be compared: same data, same split, same protocol, same images."""
+
+    title: str
+    rows: tuple[Row, ...]  # best first
+
+    def cells(self) -> tuple[list[str], list[list[str]]]:
+        """Heads and rows as text."""
+        heads = ["method", *SCORES, "runs", "s/epoch"]
+        has_published = any(row.published for row in self.rows)
+        heads += ["published"] if has_published else []  # all / novel / seen
+        lines = []
+        for row in self.rows:
+            line = [row.label, *(_shown(*row.score(key)) for key in SCORES), str(len(row.runs))]
+            line.append("" if row.seconds_per_epoch is None else f"{row.seconds_per_epoch:.2f}")
+            if has_published:
+                line.append(" / ".join(f"{value:.1f}" for value in row.published or ()))
+            lines.append(line)
+        return heads, lines
+
+
+def compare_runs(paths: Iterable[Path]) -> list[Section]:
+    """Finished runs, grouped: first by what can be compared at all, then by experiment."""
+    runs = [read_run(path) for path in find_runs(paths)]
+    groups: dict[str, list[Run]] = {}
+    for run in runs:
+        groups.setdefault(_title(run), []).append(run)
+    return [Section(title, _rows(found)) for title, found in groups.items()]
+
+
+def find_runs(paths: Iterable[Path]) -> list[Path]:
+    """Run folders; a folder that is none stands for the runs directly inside it."""
+    found: list[Path] = []
+    for path in paths:
+        inside = [path] if (path / "config.json").is_file() else sorted(p.parent for p in path.glob("*/config.json"))
+        if not inside:
+            raise RunError(f"{path} is not a run, and there is none in it. Give folders that `opencon train` has made.")
+        found += [p for p in inside if p not in found]
+    return found
+
+
+def read_run(path: Path) -> Run:
+    """One finished run, from its own files."""
+    folder = RunFolder.open_for_reading(path)
+    if not folder.has("result.json"):
+        raise RunError(f"{path} is not finished. Resume it with the command that made it, or leave it out.")
+    config, result = run_config(folder.read_json("config.json")), folder.read_json("result.json")
+    if "all" not in result:
+        raise ConfigError(f"{path}: {config.method.name} pre-trains without labels and has no accuracy to compare.")
+    steady = [record["seconds"] for record in folder.read_metrics()][2:]
+    return Run(path, config, result, statistics.median(steady) if steady else None)
+
+
+def published_numbers() -> dict[str, dict[str, list[float]]]:
+    """Data set with recipes -> method -> accuracy in percent: all, novel, seen."""
+    text = files("opencon.experiments").joinpath("published.toml").read_text(encoding="utf-8")
+    numbers: dict[str, dict[str, list[float]]] = tomllib.loads(text)
+    return numbers
+
+
+def render(sections: Sequence[Section], form: str) -> str:
+    """The sections as text."""
+    if form not in FORMATS[1:]:
+        raise ConfigError(f"--format {form!r} must be one of {', '.join(FORMATS)}.")
+    return {"markdown": _markdown, "csv": _csv, "latex": _latex, "json": _json}[form](sections)
+
+
+# --- grouping ---------------------------------------------------------------------------------------------------------
+
+
+def _title(run: Run) -> str:
+    config, result = run.config, run.result
+    name = config.data.name
+    title = DATASETS[name].info.title if name in DATASETS else name
+    images = {"unlabeled": "unlabeled training images", "test": "held-out test images"}[str(result["on"])]
+    return (
+        f"{title}, {config.split.num_seen} seen classes, {config.split.labeled_ratio:.0%} labeled; protocol "
+        f"{result['protocol']}, {int(result['num_images']):,} {images}"
+    )
+
+
+def _rows(runs: Sequence[Run]) -> tuple[Row, ...]:
+    groups: dict[str, list[Run]] = {}
+    for run in runs:
+        groups.setdefault(json.dumps(run.experiment, sort_keys=True, default=list), []).append(run)
+    for same in groups.values():
+        seeds: dict[int, Run] = {}
+        for run in same:
+            twin = seeds.setdefault(run.config.train.seed, run)
+            if twin is not run:
+                raise ConfigError(
+                    f"{twin.path} and {run.path} are the same experiment with the same seed {run.config.train.seed}. "
+                    f"Leave one of them out."
+                )
+    by_method: dict[str, list[list[Run]]] = {}
+    for same in groups.values():
+        by_method.setdefault(same[0].config.method.name, []).append(same)
+    rows = [
+        Row(tuple(same), label, _published(same[0]))
+        for name, experiments in by_method.items()
+        for same, label in zip(experiments, _labels(name, experiments), strict=True)
+    ]
+    return tuple(sorted(rows, key=lambda row: -row.score("all")[0]))
+
+
+def _labels(name: str, experiments: Sequence[Sequence[Run]]) -> list[str]:
+    """The method's title; where several experiments share it, with the settings in which they differ."""
+    settings = [runs[0].experiment for runs in experiments]
+    keys = sorted(set().union(*settings))
+    differ = [key for key in keys if len({json.dumps(s.get(key), default=list) for s in settings}) > 1]
+    title = METHODS[name].title
+    return [", ".join([title, *(f"{key}={s.get(key)}" for key in differ)]) for s in settings]
+
+
+def _published(run: Run) -> tuple[float, float, float] | None:
+    """What the paper prints for this method on this data set, if it was measured the same way."""
+    if run.result["on"] != "unlabeled":
+        return None
+    for name, numbers in published_numbers().items():
+        if name not in SETTINGS or run.config.method.name not in numbers:
+            continue
+        setting = SETTINGS[name]
+        same = (setting.data.name, setting.num_seen, setting.encoder, setting.protocol) == (
+            run.config.data.name,
+            run.config.split.num_seen,
+            run.config.encoder.name,
+            run.result["protocol"],
+        )
+        if same and run.config.split.labeled_ratio == 0.5:
+            every, novel, seen = numbers[run.config.method.name]
+            return every, novel, seen
+    return None
+
+
+def _flat(key: str, value: Any) -> Iterable[tuple[str, Any]]:
+    if isinstance(value, Mapping):
+        for inner, v in value.items():
+            yield from _flat(f"{key}.{inner}", v)
+    else:
+        yield key, value
+
+
+# --- forms ------------------------------------------------------------------------------------------------------------
+
+
+def _shown(mean: float, std: float | None) -> str:
+    return f"{mean:.1f}" if std is None else f"{mean:.1f} ± {std:.1f}"
+
+
+def _markdown(sections: Sequence[Section]) -> str:
+    parts = []
+    for section in sections:
+        heads, rows = section.cells()
+        lines = [heads, ["---", *["---:"] * (len(heads) - 1)], *rows]
+        table = "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+        parts.append(f"{section.title}\n\n{table}\n")
+    return "\n".join(parts)
+
+
+def _latex(sections: Sequence[Section]) -> str:
+    parts = []
+    for section in sections:
+        heads, rows = section.cells()
+        lines = [" & ".join(_tex(cell) for cell in line) + r" \\" for line in [heads, *rows]]
+        body = "\n".join([lines[0], r"\midrule", *lines[1:]])
+        columns = "l" + "r" * (len(heads) - 1)
+        parts.append(
+            f"% {section.title}\n\\begin{{tabular}}{{{columns}}}\n\\toprule\n{body}\n\\bottomrule\n\\end{{tabular}}\n"
+        )
+    return "\n".join(parts)
+
+
+def _tex(text: str) -> str:
+    for special in ("\\", "&", "%", "$", "#", "_", "{", "}"):
+        text = text.replace(special, r"\textbackslash " if special == "\\" else f"\\{special}")
+    return text.replace("±", r"$\pm$")
+
+
+def _csv(sections: Sequence[Section]) -> str:
+    out = io.StringIO()
+    writer = csv.writer(out)
+    stats = [f"{key}_{what}" for key in SCORES for what in ("mean", "std")]
+    published = [f"published_{key}" for key in SCORES]
+    writer.writerow(["data", "method", *stats, "runs", "seconds_per_epoch", *published])
+    for section in sections:
+        for row in section.rows:
+            numbers = [value for key in SCORES for value in row.score(key)]
+            known = row.published or (None, None, None)
+            writer.writerow([section.title, row.label, *numbers, len(row.runs), row.seconds_per_epoch, *known])
+    return out.getvalue()
+
+
+def _json(sections: Sequence[Section]) -> str:
+    out = [
+        {
+            "title": section.title,
+            "rows": [
+                {
+                    "method": row.label,
+                    "name": row.runs[0].config.method.name,
+                    "n": len(row.runs),
+                    "seeds": sorted(run.config.train.seed for run in row.runs),
+                    **{key: dict(zip(("mean", "std"), row.score(key), strict=True)) for key in SCORES},
+                    "seconds_per_epoch": row.seconds_per_epoch,
+                    "published": row.published,
+                }
+                for row in section.rows
+            ],
+        }
+        for section in sections
+    ]
+    return json.dumps(out, indent=1) + "\n"

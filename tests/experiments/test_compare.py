@@ -1,0 +1,143 @@
+"""`opencon compare` on made-up runs whose numbers are known."""
+
+import csv
+import io
+import json
+import statistics
+
+import pytest
+from typer.testing import CliRunner
+
+from opencon.cli import app
+from opencon.config import to_dict, with_settings
+from opencon.errors import ConfigError, RunError
+from opencon.experiments.compare import compare_runs, published_numbers, render
+from opencon.experiments.recipes import SETTINGS, get_recipe
+from opencon.methods import METHODS
+
+
+def make_run(folder, recipe="opencon/cifar100", settings=(), *, all=0.5, novel=0.4, seen=0.6, seconds=(), **result):
+    folder.mkdir(parents=True)
+    config = with_settings(get_recipe(recipe), settings)
+    (folder / "config.json").write_text(json.dumps(to_dict(config)))
+    record = {"protocol": config.eval.protocol, "on": "unlabeled", "num_images": 37403} | result
+    record |= {"all": all, "novel": novel, "seen": seen}
+    (folder / "result.json").write_text(json.dumps({k: v for k, v in record.items() if v is not None}))
+    lines = [json.dumps({"epoch": i, "seconds": s}) for i, s in enumerate(seconds)]
+    (folder / "metrics.jsonl").write_text("".join(line + "\n" for line in lines))
+    return folder
+
+
+@pytest.fixture
+def runs(tmp_path):
+    """OpenCon with three seeds, SimCLR's k-means once."""
+    for seed, value in enumerate((0.50, 0.53, 0.51)):
+        make_run(tmp_path / f"o{seed}", settings=[f"train.seed={seed}"], all=value, seconds=(30, 5, 0.4, 0.3, 0.5))
+    make_run(tmp_path / "k", "kmeans/cifar100", all=0.25)
+    return tmp_path
+
+
+def test_runs_are_grouped_over_seeds_best_first(runs):
+    (section,) = compare_runs([runs])
+    assert "CIFAR-100, 50 seen classes, 50% labeled; protocol orca, 37,403 unlabeled training images" in section.title
+    first, second = section.rows
+    assert (first.label, second.label) == ("OpenCon", METHODS["kmeans"].title)
+    mean, std = first.score("all")
+    assert mean == pytest.approx(100 * statistics.mean((0.5, 0.53, 0.51)))
+    assert std == pytest.approx(100 * statistics.stdev((0.5, 0.53, 0.51)))
+    assert second.score("all") == (pytest.approx(25.0), None)
+    assert first.seconds_per_epoch == pytest.approx(0.4)  # the first two epochs compile
+    assert second.seconds_per_epoch is None
+
+
+def test_published_numbers_stand_beside_what_was_measured_alike(runs, tmp_path):
+    (section,) = compare_runs([runs])
+    assert section.rows[0].published == (52.7, 47.8, 69.1)
+    make_run(tmp_path / "more" / "other", settings=["split.num_seen=80"])
+    make_run(tmp_path / "more" / "test", on="test")
+    make_run(tmp_path / "more" / "gcd", protocol="gcd")
+    sections = compare_runs([tmp_path / "more"])
+    assert len(sections) == 3  # nothing of this can be compared with the rest
+    assert [row.published for section in sections for row in section.rows] == [None, None, None]
+
+
+def test_published_numbers_are_of_methods_and_data_sets_that_exist():
+    for data, numbers in published_numbers().items():
+        assert data in SETTINGS, data
+        for method, triple in numbers.items():
+            assert method in METHODS
+            assert len(triple) == 3
+            assert all(0 < value < 100 for value in triple)
+
+
+def test_experiments_of_one_method_are_told_apart_by_their_settings(runs):
+    make_run(runs / "s", settings=["method.percentile=50", "data.root=/elsewhere", "train.seed=4"], all=0.4)
+    (section,) = compare_runs([runs])
+    assert [row.label for row in section.rows][:2] == [
+        "OpenCon, method.percentile=70.0",
+        "OpenCon, method.percentile=50.0",
+    ]
+    assert [len(row.runs) for row in section.rows][:2] == [3, 1]
+
+
+def test_where_files_lie_does_not_make_another_experiment(runs):
+    make_run(runs / "o3", settings=["data.root=/elsewhere", "encoder.weights=w.pt", "train.seed=3"], all=0.5)
+    (section,) = compare_runs([runs])
+    assert len(section.rows[0].runs) == 4
+
+
+@pytest.mark.parametrize("form", ["markdown", "latex", "csv", "json"])
+def test_every_form_has_every_number(runs, form):
+    text = render(compare_runs([runs]), form)
+    if form == "json":
+        (section,) = json.loads(text)
+        assert section["rows"][0]["n"] == 3
+        assert section["rows"][0]["all"]["mean"] == pytest.approx(51.333, abs=1e-3)
+        assert section["rows"][0]["seeds"] == [0, 1, 2]
+        assert section["rows"][1]["all"]["std"] is None
+    elif form == "csv":
+        rows = list(csv.DictReader(io.StringIO(text)))
+        assert float(rows[0]["all_mean"]) == pytest.approx(51.333, abs=1e-3)
+        assert (rows[0]["runs"], rows[1]["all_std"], rows[0]["published_seen"]) == ("3", "", "69.1")
+    elif form == "markdown":
+        assert "| OpenCon | 51.3 ± 1.5 | 40.0 ± 0.0 | 60.0 ± 0.0 | 3 | 0.40 | 52.7 / 47.8 / 69.1 |" in text
+        widths = {line.count("|") for line in text.splitlines() if line.startswith("|")}
+        assert len(widths) == 1
+    else:
+        assert r"OpenCon & 51.3 $\pm$ 1.5 &" in text
+        assert text.count(r"\begin{tabular}") == text.count(r"\end{tabular}") == 1
+
+
+def test_special_characters_survive_latex(runs):
+    make_run(runs / "s", settings=["method.labeled_loss=known"], all=0.4)
+    assert r"method.labeled\_loss=known" in render(compare_runs([runs]), "latex")
+
+
+def test_what_cannot_be_compared(runs, tmp_path):
+    with pytest.raises(RunError, match="nothing is not a run, and there is none in it"):
+        compare_runs([tmp_path / "nothing"])
+    make_run(runs / "twin", settings=["train.seed=1"])
+    with pytest.raises(ConfigError, match=r"are the same experiment with the same seed 1\. Leave one of them out"):
+        compare_runs([runs])
+    half = make_run(tmp_path / "half" / "a")
+    (half / "result.json").unlink()
+    with pytest.raises(RunError, match=r"is not finished\. Resume it"):
+        compare_runs([half])
+    pre = make_run(tmp_path / "pre" / "a", "simclr/cifar100", all=None, novel=None, seen=None)
+    with pytest.raises(ConfigError, match="simclr pre-trains without labels"):
+        compare_runs([pre])
+    with pytest.raises(ConfigError, match="--format 'html' must be one of table, markdown"):
+        render([], "html")
+
+
+def test_the_command(runs, tmp_path):
+    shown = CliRunner().invoke(app, ["compare", str(runs)])
+    assert shown.exit_code == 0
+    assert "51.3 ± 1.5" in shown.output
+    out = tmp_path / "table.md"
+    assert CliRunner().invoke(app, ["compare", str(runs), "--out", str(out)]).exit_code == 0
+    assert out.read_text() == render(compare_runs([runs]), "markdown")
+    printed = CliRunner().invoke(app, ["compare", str(runs / "k"), "--format", "json"])
+    assert json.loads(printed.output)[0]["rows"][0]["name"] == "kmeans"
+    with pytest.raises(ConfigError, match=r"cannot write --out .* \(No such file or directory\)"):
+        CliRunner().invoke(app, ["compare", str(runs), "--out", str(tmp_path / "no" / "t.md")], catch_exceptions=False)
