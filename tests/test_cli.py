@@ -381,6 +381,7 @@ def test_config_that_is_not_there(capsys, tmp_path):
         (["train"], "give a recipe (`opencon list` shows them) or --config FILE, one of the two"),
         (["train", "digits", "--config", "a.toml"], "one of the two"),
         (["train", "digitz"], "unknown recipe 'digitz'. Did you mean 'digits'? Data sets with recipes: cifar10"),
+        (["train", "orca/digits", "--variant", "paper"], "orca has one variant, which follows its released code"),
         (["pretrain", "digitz"], "unknown recipe 'digitz'. Did you mean 'digits'?"),
         (["pretrain", "opencon/digits"], "not the recipe 'opencon/digits'. Use: pretrain digits"),
         (["train", "digits", "--variant", "nonsense"], "--variant 'nonsense' must be 'released' or 'paper'"),

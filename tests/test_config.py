@@ -148,3 +148,19 @@ def test_missing_keys_are_named():
 
 def test_differences_name_both_sides():
     assert differences({"a": {"b": 1, "c": 2}}, {"a": {"b": 1, "c": 3}, "d": 4}) == {"a.c": (2, 3), "d": (None, 4)}
+
+
+def test_both_views_are_of_one_size():
+    config = RunConfig(
+        data=DataConfig(name="digits"),
+        split=SplitConfig(num_seen=5),
+        encoder=EncoderConfig(name="convnet"),
+        method=OpenConConfig(),
+        train=TrainConfig(epochs=3),
+        augment=AugmentConfig(size=32),
+        strong=AugmentConfig(size=32, flip_p=0),
+    )
+    assert with_settings(config, ["strong.flip_p=0.2"]).strong.flip_p == 0.2
+    assert from_dict(RunConfig, to_dict(config), method=OpenConConfig) == config
+    with pytest.raises(ConfigError, match=r"strong\.size = 64 must be augment\.size = 32"):
+        with_settings(config, ["strong.size=64"])

@@ -208,6 +208,10 @@ class RunConfig:
     strong: AugmentConfig | None = None  # how the second view is made; None: as the first
     eval: EvalConfig = field(default_factory=EvalConfig)
 
+    def __post_init__(self) -> None:
+        first, second = self.augment.size, self.strong.size if self.strong is not None else self.augment.size
+        require(first == second, f"strong.size = {second} must be augment.size = {first}: both views are of one size.")
+
 
 # --- plain data in and out --------------------------------------------------------------------------------------------
 

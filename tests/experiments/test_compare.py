@@ -80,10 +80,50 @@ def test_experiments_of_one_method_are_told_apart_by_their_settings(runs):
     assert [len(row.runs) for row in section.rows][:2] == [3, 1]
 
 
-def test_where_files_lie_does_not_make_another_experiment(runs):
-    make_run(runs / "o3", settings=["data.root=/elsewhere", "encoder.weights=w.pt", "train.seed=3"], all=0.5)
+def test_where_files_lie_does_not_make_another_experiment(tmp_path):
+    make_run(tmp_path / "a", settings=["data.root=/here", "encoder.weights=v.pt"])
+    make_run(tmp_path / "b", settings=["data.root=/elsewhere", "encoder.weights=w.pt", "train.seed=1"])
+    ((row,),) = (section.rows for section in compare_runs([tmp_path]))
+    assert len(row.runs) == 2
+
+
+def test_random_weights_are_another_experiment_than_given_ones(runs):
+    make_run(runs / "o3", settings=["encoder.weights=w.pt", "train.seed=3"], all=0.6)
     (section,) = compare_runs([runs])
-    assert len(section.rows[0].runs) == 4
+    assert [(row.label, len(row.runs)) for row in section.rows][:2] == [
+        ("OpenCon, encoder.weights=given", 1),
+        ("OpenCon, encoder.weights=none", 3),
+    ]
+
+
+def test_another_split_is_another_section(runs):
+    make_run(runs / "seed", "orca/cifar100", ["split.seed=3"])
+    make_run(runs / "told", "orca/cifar100", ["split.num_classes=124"])
+    make_run(runs / "same", "orca/cifar100", ["split.num_classes=100"])
+    for folder in "xy":
+        make_run(runs / folder, "orca/cifar100", ["data.name=folder", f"data.root=/photos/{folder}"])
+    sections = {section.title: section for section in compare_runs([runs])}
+    rest = "; protocol orca, 37,403 unlabeled training images"
+    assert list(sections) == [
+        f"CIFAR-100, 50 seen classes, 50% labeled{rest}",
+        f"CIFAR-100, 50 seen classes, 50% labeled, split seed 3{rest}",
+        f"CIFAR-100, 50 seen classes, 124 to look for, 50% labeled{rest}",
+        f"Your own folder /photos/x, 50 seen classes, 50% labeled{rest}",
+        f"Your own folder /photos/y, 50 seen classes, 50% labeled{rest}",
+    ]
+    published = [section.rows[0].published is not None for section in sections.values()]
+    assert published == [True, True, False, False, False]
+
+
+def test_an_accuracy_over_no_images_is_left_empty(tmp_path):
+    run = make_run(tmp_path / "a")
+    result = json.loads((run / "result.json").read_text()) | {"seen": None}  # as a run writes what is not a number
+    (run / "result.json").write_text(json.dumps(result))
+    sections = compare_runs([run])
+    assert "| OpenCon | 50.0 | 40.0 |  | 1 |" in render(sections, "markdown")
+    assert json.loads(render(sections, "json"))[0]["rows"][0]["seen"] == {"mean": None, "std": None}
+    assert next(csv.DictReader(io.StringIO(render(sections, "csv"))))["seen_mean"] == ""
+    assert CliRunner().invoke(app, ["compare", str(run)]).exit_code == 0
 
 
 @pytest.mark.parametrize("form", ["markdown", "latex", "csv", "json"])

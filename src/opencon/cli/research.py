@@ -79,6 +79,8 @@ def train(
     if config is not None and variant is not None:
         raise ConfigError('--variant belongs to a recipe. In a configuration file, write: variant = "paper"')
     base = read_config(config) if config is not None else get_recipe(recipe or "", variant=variant or "released")
+    if variant == "paper" and base == get_recipe(recipe or ""):
+        raise ConfigError(f"{base.method.name} has one variant, which follows its released code. Leave --variant out.")
     shortcuts = {"encoder.weights": weights, "data.root": data, "train.seed": seed}
     name = (recipe or config.stem if config else recipe or "").replace("/", "-")
     run(base, shortcuts, settings, out or Path("runs") / name, device, download, tensorboard, dry_run)
@@ -341,7 +343,7 @@ def result_table(record: Mapping[str, Any], title: str) -> Table:
     table = Table("measure", "value", title=title)
     first = [key for key in FIRST if key in record]
     for key in [*first, *(key for key in record if key not in FIRST)]:
-        value = record[key]
+        value = math.nan if record[key] is None else record[key]  # JSON has no NaN
         share = isinstance(value, float) and key in SHARES
         shown = f"{value:.1%}" if share else f"{value:.4g}" if isinstance(value, float) else str(value)
         table.add_row(key, shown)

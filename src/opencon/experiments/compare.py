@@ -29,7 +29,8 @@ SCORES = ("all", "novel", "seen")
 FORMATS = ("table", "markdown", "csv", "latex", "json")
 # What may differ between two runs of one experiment, and what only says where its files lie or how it was watched.
 SEED = "train.seed"
-PLACES = {"data.root", "encoder.weights", "train.save_seconds", "train.log_every", "eval.every"}
+PLACES = {"data.root", "train.save_seconds", "train.log_every", "eval.every"}
+WEIGHTS = "encoder.weights"  # a place, too, but whether there are any is not
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,7 @@ class Run:
     def experiment(self) -> dict[str, Any]:
         """Its settings, flat, without its seed and its places."""
         flat = {key: value for section in to_dict(self.config).items() for key, value in _flat(*section)}
+        flat[WEIGHTS] = "none" if flat[WEIGHTS] is None else "given"
         return {key: value for key, value in flat.items() if key != SEED and key not in PLACES}
 
 
@@ -56,8 +58,10 @@ class Row:
     label: str
     published: tuple[float, float, float] | None  # all, novel, seen in percent
 
-    def score(self, key: str) -> tuple[float, float | None]:
-        """Mean and standard deviation over the runs (None for a single one), in percent."""
+    def score(self, key: str) -> tuple[float | None, float | None]:
+        """Mean and standard deviation over the runs (None for a single one), in percent; None where there is no image."""
+        if any(run.result[key] is None for run in self.runs):
+            return None, None
         values = [100 * float(run.result[key]) for run in self.runs]
         return statistics.mean(values), statistics.stdev(values) if len(values) > 1 else None
 
@@ -143,11 +147,20 @@ def _title(run: Run) -> str:
     config, result = run.config, run.result
     name = config.data.name
     title = DATASETS[name].info.title if name in DATASETS else name
+    title += f" {config.data.root}" if name in ("folder", "list") else ""  # each is another data set
     images = {"unlabeled": "unlabeled training images", "test": "held-out test images"}[str(result["on"])]
+    told = f", {config.split.num_classes} to look for" if _is_told_otherwise(config) else ""
+    seed = f", split seed {config.split.seed}" if config.split.seed else ""
     return (
-        f"{title}, {config.split.num_seen} seen classes, {config.split.labeled_ratio:.0%} labeled; protocol "
+        f"{title}, {config.split.num_seen} seen classes{told}, {config.split.labeled_ratio:.0%} labeled{seed}; protocol "
         f"{result['protocol']}, {int(result['num_images']):,} {images}"
     )
+
+
+def _is_told_otherwise(config: RunConfig) -> bool:
+    """Whether the method was told another number of classes than the data set has."""
+    name, told = config.data.name, config.split.num_classes
+    return told is not None and not (name in DATASETS and told == DATASETS[name].info.num_classes)
 
 
 def _rows(runs: Sequence[Run]) -> tuple[Row, ...]:
@@ -171,7 +184,7 @@ def _rows(runs: Sequence[Run]) -> tuple[Row, ...]:
         for name, experiments in by_method.items()
         for same, label in zip(experiments, _labels(name, experiments), strict=True)
     ]
-    return tuple(sorted(rows, key=lambda row: -row.score("all")[0]))
+    return tuple(sorted(rows, key=lambda row: row.score("all")[0] or 0.0, reverse=True))
 
 
 def _labels(name: str, experiments: Sequence[Sequence[Run]]) -> list[str]:
@@ -185,7 +198,7 @@ def _labels(name: str, experiments: Sequence[Sequence[Run]]) -> list[str]:
 
 def _published(run: Run) -> tuple[float, float, float] | None:
     """What the paper prints for this method on this data set, if it was measured the same way."""
-    if run.result["on"] != "unlabeled":
+    if run.result["on"] != "unlabeled" or _is_told_otherwise(run.config):
         return None
     for name, numbers in published_numbers().items():
         if name not in SETTINGS or run.config.method.name not in numbers:
@@ -214,7 +227,9 @@ def _flat(key: str, value: Any) -> Iterable[tuple[str, Any]]:
 # --- forms ------------------------------------------------------------------------------------------------------------
 
 
-def _shown(mean: float, std: float | None) -> str:
+def _shown(mean: float | None, std: float | None) -> str:
+    if mean is None:
+        return ""
     return f"{mean:.1f}" if std is None else f"{mean:.1f} ± {std:.1f}"
 
 
