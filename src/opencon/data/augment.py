@@ -24,9 +24,6 @@ from torch import Tensor
 from opencon.config import AugmentConfig
 from opencon.data.color import CONTRAST, HUE, choose, jitter, to_gray
 
-CPU_NUMBERS = (
-    400_000  # of a tensor that is computed at once on a CPU; ours, 128 images of 32 pixels: twice and half are slower
-)
 CROP_TRIES = 10  # torchvision's RandomResizedCrop; then the largest centered crop of an allowed ratio
 
 
@@ -103,18 +100,7 @@ class Augment:
         return ViewParams(**params)
 
     def apply(self, images: Tensor, params: ViewParams) -> Tensor:
-        """The views that `params` describe: uint8 (B, channels, H, W) -> float32 (B, channels, S, S) in [0, 1].
-
-        On a CPU a few images at a time, so that what is computed of them stays in its cache; the result is the same.
-        """
-        some = max(1, CPU_NUMBERS // (self.channels * self.image_size**2))
-        if images.device.type != "cpu" or len(images) <= some or torch.compiler.is_compiling():
-            return self._apply(images, params)
-        parts = [slice(first, first + some) for first in range(0, len(images), some)]
-        cut = [ViewParams(*(None if p is None else p[part] for p in params)) for part in parts]
-        return torch.cat([self._apply(images[part], p) for part, p in zip(parts, cut, strict=True)])
-
-    def _apply(self, images: Tensor, params: ViewParams) -> Tensor:
+        """The views that `params` describe: uint8 (B, channels, H, W) -> float32 (B, channels, S, S) in [0, 1]."""
         assert images.dtype == torch.uint8, f"images are uint8, not {images.dtype}"
         assert images.shape[1] == self.channels, f"images have {images.shape[1]} channels, not {self.channels}"
         p, size = params, self.image_size

@@ -80,8 +80,8 @@ def shift_hue(x: Tensor, shift: Tensor) -> Tensor:
 def jitter(x: Tensor, operations: Sequence[int], factors: Tensor, turns: Tensor, is_on: Tensor) -> Tensor:
     """Brightness, contrast, saturation and hue, in an order of each image's own.
 
-    Two ways to the same pixels, up to rounding: for images of one order together, which computes nothing in vain but reads
-    the orders, so on a CPU only; or all images at once, with fixed shapes, for a GPU and for a compiler.
+    A turn is one `blend` for all images. Hue costs several times as much, so it is computed once: between the turns
+    that come before it and those that come after it, where an image has nothing due in the turns that are not its own.
 
     Args:
         x: (B, channels, S, S).
@@ -89,33 +89,6 @@ def jitter(x: Tensor, operations: Sequence[int], factors: Tensor, turns: Tensor,
         factors: (B, A); around 1, but for hue around 0.
         turns: (B, A), a permutation in each row: when each operation is due.
         is_on: bool (B,); other images are left as they are.
-    """
-    by_order = x.device.type == "cpu" and not torch.compiler.is_compiling()
-    return (jitter_by_order if by_order else jitter_at_once)(x, operations, factors, turns, is_on)
-
-
-def jitter_by_order(x: Tensor, operations: Sequence[int], factors: Tensor, turns: Tensor, is_on: Tensor) -> Tensor:
-    """`jitter` for the images of each order in turn."""
-    x = x.clone()
-    number = (turns * len(operations) ** torch.arange(len(operations))).sum(dim=1)  # (B,) the same for the same order
-    for one in sorted(set(number[is_on].tolist())):
-        rows = ((number == one) & is_on).nonzero()[:, 0]
-        some, strength = x[rows], factors[rows]
-        for k in turns[rows[0]].argsort().tolist():
-            if operations[k] == HUE:
-                some = shift_hue(some, strength[:, k])
-            else:
-                due = torch.ones(len(rows), 1, dtype=torch.bool)
-                some = blend(some, operations[k : k + 1], strength[:, k : k + 1], due)
-        x[rows] = some
-    return x
-
-
-def jitter_at_once(x: Tensor, operations: Sequence[int], factors: Tensor, turns: Tensor, is_on: Tensor) -> Tensor:
-    """`jitter` for all images together, each left alone in the turns that are not its own.
-
-    A turn is one `blend` for all images. Hue costs several times as much, so it is computed once: between the turns
-    that come before it and those that come after it.
     """
     num_turns = len(operations)
     if HUE not in operations:
