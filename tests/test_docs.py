@@ -22,6 +22,7 @@ from opencon.errors import ConfigError
 from opencon.experiments.recipes import get_recipe, read_config, recipe_names
 from opencon.experiments.run import train
 from opencon.methods import METHODS, OpenConConfig
+from tests.methods import test_every_method as checks
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
@@ -302,6 +303,9 @@ def test_the_example_of_a_method_passes_its_own_tests(contrast):
     for test in found:
         test()
     assert all(member.__doc__ for member in (module, module.Contrast, module.ContrastConfig))
+    checks.TestEveryMethod().test_docstring_names_the_paper("contrast")
+    checks.TestEveryMethod().test_every_kind_of_images_has_a_schedule("contrast")
+    checks.TestEveryMethod().test_hidden_labels_cannot_matter("contrast")
 
 
 def test_the_example_of_a_method_trains(contrast, tmp_path):

@@ -309,3 +309,8 @@ def test_evaluate_without_a_score_has_no_detection_numbers():
         "protocol", "on", "num_images", "all", "novel", "seen",
         "nmi_all", "nmi_novel", "ari_all", "ari_novel", "classes_in_use",
     ]  # fmt: skip
+
+
+def test_class_numbers_are_not_taken_for_yes_and_no():
+    with pytest.raises(DataError, match="is_novel holds 2: say true or false"):
+        novelty_detection([0.1, 0.2, 0.3], [0, 1, 2])

@@ -19,3 +19,11 @@ def test_a_name_is_taken_once():
     things.add("alpha", 1)
     with pytest.raises(RuntimeError, match="registered twice"):
         things.add("alpha", 2)
+
+
+def test_one_can_loop_over_it():
+    registry = Registry("thing")
+    registry.add("b", 2)
+    registry.add("a", 1)
+    assert list(registry) == ["a", "b"]
+    assert len(registry) == 2

@@ -239,7 +239,11 @@ def from_dict(cls: type[C], data: Mapping[str, Any], *, method: type[MethodConfi
     data = dict(data)
     if issubclass(cls, MethodConfig):
         given = data.pop("name", cls.name)
-        require(given == cls.name, f"{at}name = {given!r} does not belong to the settings of {cls.name!r}.")
+        require(
+            given == cls.name,
+            f"{at}name = {given!r} does not belong to the settings of {cls.name!r}. Every method has recipes of its own: "
+            f"METHOD/DATASET.",
+        )
     values: dict[str, Any] = {}
     for key, value in data.items():
         require(

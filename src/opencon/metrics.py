@@ -129,7 +129,12 @@ def novelty_detection(novelty: ArrayLike, is_novel: ArrayLike) -> NoveltyDetecti
     the share of novel images. All three are nan when there is no seen or no novel image.
     """
     score = np.asarray(novelty, dtype=np.float64)  # (M,)
-    target = np.asarray(is_novel, dtype=bool)  # (M,)
+    given = np.asarray(is_novel)
+    if not np.isin(given, (0, 1)).all():
+        raise DataError(
+            f"is_novel holds {given[~np.isin(given, (0, 1))][0]}: say true or false, 1 or 0, for each image."
+        )
+    target = given.astype(bool)  # (M,)
     if score.shape != target.shape or score.ndim != 1:
         raise DataError(f"novelty has shape {score.shape}, is_novel {target.shape}. Give one number for each image.")
     if not np.isfinite(score).all():

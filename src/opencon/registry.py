@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Generic, TypeVar
 
 from opencon.errors import ConfigError
@@ -34,6 +34,12 @@ class Registry(Generic[T]):
     def names(self) -> list[str]:
         """All names, sorted."""
         return sorted(self._entries)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names())
+
+    def __len__(self) -> int:
+        return len(self._entries)
 
     def __contains__(self, name: object) -> bool:
         return name in self._entries

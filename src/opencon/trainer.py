@@ -112,10 +112,9 @@ class TrainStep:
         """Stop the run if a term was not finite (host sync)."""
         first_bad = self.first_bad.tolist()
         bad = {name: int(step) for name, step in zip(self.names, first_bad, strict=True) if step >= 0}
-        # The sum is not finite whenever a part of it is not: name the parts.
-        parts = {name: step for name, step in bad.items() if name != "loss"} or bad
-        if parts:
-            name, step = min(parts.items(), key=lambda item: item[1])
+        if bad:
+            # The earliest one; the sum is not finite whenever a part of it is not, so of the same step name the part.
+            name, step = min(bad.items(), key=lambda item: (item[1], item[0] == "loss"))
             raise DivergedError(
                 f"{name} was not a finite number at epoch {epoch}, step {step}. The run is stopped; a "
                 f"checkpoint, if it has one, is from before. In a new folder, lower train.lr, or use train.precision=fp32."

@@ -140,7 +140,7 @@ def test_every_form_has_every_number(runs, form):
         assert float(rows[0]["all_mean"]) == pytest.approx(51.333, abs=1e-3)
         assert (rows[0]["runs"], rows[1]["all_std"], rows[0]["published_seen"]) == ("3", "", "69.1")
     elif form == "markdown":
-        assert "| OpenCon | 51.3 ± 1.5 | 40.0 ± 0.0 | 60.0 ± 0.0 | 3 | 0.40 | 52.7 / 47.8 / 69.1 |" in text
+        assert "| OpenCon | 51.3 ± 1.5 | 40.0 ± 0.0 | 60.0 ± 0.0 | 3 | 200 | 0.40 | 52.7/47.8/69.1 |" in text
         widths = {line.count("|") for line in text.splitlines() if line.startswith("|")}
         assert len(widths) == 1
     else:
@@ -168,6 +168,46 @@ def test_what_cannot_be_compared(runs, tmp_path):
         compare_runs([pre])
     with pytest.raises(ConfigError, match="--format 'html' must be one of table, markdown"):
         render([], "html")
+
+
+def test_what_is_only_found_in_a_folder_and_does_not_fit_is_left_out(runs):
+    make_run(runs / "pre", "simclr/cifar100", all=None, novel=None, seen=None)
+    (make_run(runs / "half", settings=["train.seed=9"]) / "result.json").unlink()
+    foreign = make_run(runs / "foreign")
+    (foreign / "config.json").write_text("{}")
+    said = []
+    (section,) = compare_runs([runs], say=said.append)
+    assert [len(row.runs) for row in section.rows] == [3, 1]
+    assert [next(word for word in ("foreign", "half", "pre") if word in line) for line in said] == [
+        "foreign",
+        "half",
+        "pre",
+    ]
+    assert "foreign/config.json is not that of a run: method.name is missing" in said[0]
+    with pytest.raises(RunError, match="is not finished"):
+        compare_runs([runs, runs / "half"][1:])
+    with pytest.raises(RunError, match="there is no finished run to compare"):
+        compare_runs([_only(runs, "half")])
+
+
+def _only(runs, name):
+    """A folder that holds one run."""
+    folder = runs.parent / f"only-{name}"
+    folder.mkdir()
+    (runs / name).rename(folder / name)
+    return folder
+
+
+def test_the_same_folder_twice_counts_once(runs):
+    (section,) = compare_runs([runs / "k", runs / "o0" / ".." / "k"])
+    assert len(section.rows[0].runs) == 1
+
+
+@pytest.mark.parametrize(("suffix", "form"), [("md", "markdown"), ("tex", "latex"), ("csv", "csv"), ("json", "json")])
+def test_the_form_follows_the_file(runs, tmp_path, suffix, form):
+    out = tmp_path / f"table.{suffix}"
+    assert CliRunner().invoke(app, ["compare", str(runs), "--out", str(out)]).exit_code == 0
+    assert out.read_bytes().decode() == render(compare_runs([runs]), form)
 
 
 def test_the_command(runs, tmp_path):

@@ -296,3 +296,29 @@ def test_wrong_kinds_are_refused(tmp_path, text, message):
     file.write_text(text)
     with pytest.raises(ConfigError, match=message):
         read_config(file)
+
+
+def test_a_file_that_names_a_method_starts_from_its_recipe(tmp_path):
+    file = tmp_path / "c.toml"
+    file.write_text('recipe = "digits"\n[method]\nname = "orca"\n')
+    assert read_config(file) == get_recipe("orca/digits")
+    file.write_text('recipe = "opencon/digits"\n[method]\nname = "orca"\n')
+    with pytest.raises(ConfigError):
+        read_config(file)
+
+
+def test_a_weak_view_is_not_changed_without_the_strong_one(tmp_path):
+    file = tmp_path / "c.toml"
+    file.write_text('recipe = "fixmatch/digits"\n[augment]\nflip_p = 0.5\n')
+    with pytest.raises(ConfigError, match=r"fixmatch makes its second view by \[strong\]"):
+        read_config(file)
+    file.write_text('recipe = "fixmatch/digits"\n[augment]\nflip_p = 0.5\n[strong]\nflip_p = 0.4\n')
+    config = read_config(file)
+    assert (config.augment.flip_p, config.strong.flip_p) == (0.5, 0.4)
+
+
+def test_methods_and_data_sets_are_not_mixed_up():
+    with pytest.raises(ConfigError, match=r"orca is a method\. On which data\? For example orca/digits"):
+        get_recipe("orca")
+    with pytest.raises(ConfigError, match="Did you mean 'orca/digits'"):
+        get_recipe("digits/orca")

@@ -229,7 +229,7 @@ def test_evaluation_draws_the_embedding(finished, tmp_path):
 def test_a_method_without_novelty_scores_cannot_be_drawn(finished):
     bench = open_run(finished[0], CPU)
     _, bank, assignment = bench.score("unlabeled", "orca")
-    with pytest.raises(ConfigError, match="has no novelty score to draw"):
+    with pytest.raises(ConfigError, match="has no novelty score of its own"):
         draw(bench, bank, replace(assignment, novelty=None), Path("never.png"))
 
 

@@ -14,7 +14,7 @@ import typer
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from opencon.cli.base import Device, DryRun, app, console, resumable, show_count, show_plan
+from opencon.cli.base import Device, DryRun, app, console, errors, resumable, show_count, show_plan
 from opencon.config import RunConfig, to_dict, with_settings
 from opencon.errors import ConfigError
 
@@ -165,15 +165,18 @@ def evaluate(
 @app.command(short_help="Runs side by side: mean and spread over seeds.")
 def compare(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders, or folders of runs.")],
-    form: Annotated[str, typer.Option("--format", help="table, markdown, csv, latex or json.")] = "table",
+    form: Annotated[
+        str | None, typer.Option("--format", help="table, markdown, csv, latex or json; default: by --out.")
+    ] = None,
     out: Annotated[Path | None, typer.Option("--out", help="Write it to this file instead.")] = None,
 ) -> None:
     """Runs side by side: mean and standard deviation over seeds, seconds per epoch, and the published numbers."""
-    from opencon.experiments.compare import FORMATS, compare_runs, render
+    from opencon.experiments.compare import FORMATS, SUFFIXES, compare_runs, render
 
+    form = form or (SUFFIXES.get(out.suffix, "markdown") if out is not None else "table")
     if form not in FORMATS:
         raise ConfigError(f"--format {form!r} must be one of {', '.join(FORMATS)}.")
-    sections = compare_runs(runs)
+    sections = compare_runs(runs, say=lambda text: errors.print(f"opencon: {text}"))
     if form != "table" or out is not None:
         text = render(sections, "markdown" if form == "table" else form)
         if out is None:
@@ -187,9 +190,9 @@ def compare(
         return
     for section in sections:
         heads, rows = section.cells()
-        table = Table(title=section.title, title_justify="left")
+        table = Table(title=section.title, title_justify="left", box=None, padding=(0, 1, 0, 0))
         for head in heads:
-            table.add_column(head, no_wrap=head != "method")
+            table.add_column(head, no_wrap=head != "method", overflow="fold")
         for row in rows:
             table.add_row(*row)
         console.print(table)

@@ -7,7 +7,7 @@ import io
 import json
 import statistics
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -15,7 +15,7 @@ from typing import Any
 
 from opencon.config import RunConfig, to_dict
 from opencon.data.benchmarks import DATASETS
-from opencon.errors import ConfigError, RunError
+from opencon.errors import ConfigError, OpenConError, RunError
 from opencon.experiments.recipes import SETTINGS, run_config
 from opencon.methods import METHODS
 from opencon.runs import RunFolder
@@ -27,6 +27,7 @@ else:
 
 SCORES = ("all", "novel", "seen")
 FORMATS = ("table", "markdown", "csv", "latex", "json")
+SUFFIXES = {".md": "markdown", ".csv": "csv", ".tex": "latex", ".json": "json"}
 # What may differ between two runs of one experiment, and what only says where its files lie or how it was watched.
 SEED = "train.seed"
 PLACES = {"data.root", "train.save_seconds", "train.log_every", "eval.every"}
@@ -66,6 +67,11 @@ class Row:
         return statistics.mean(values), statistics.stdev(values) if len(values) > 1 else None
 
     @property
+    def epochs(self) -> int:
+        """How long each was trained."""
+        return self.runs[0].config.train.epochs
+
+    @property
     def seconds_per_epoch(self) -> float | None:
         """Median over the runs."""
         known = [run.seconds_per_epoch for run in self.runs if run.seconds_per_epoch is not None]
@@ -81,45 +87,63 @@ class Section:
 
     def cells(self) -> tuple[list[str], list[list[str]]]:
         """Heads and rows as text."""
-        heads = ["method", *SCORES, "runs", "s/epoch"]
+        heads = ["method", *SCORES, "runs", "epochs", "s/epoch"]
         has_published = any(row.published for row in self.rows)
         heads += ["published"] if has_published else []  # all / novel / seen
         lines = []
         for row in self.rows:
-            line = [row.label, *(_shown(*row.score(key)) for key in SCORES), str(len(row.runs))]
+            line = [row.label, *(_shown(*row.score(key)) for key in SCORES), str(len(row.runs)), str(row.epochs)]
             line.append("" if row.seconds_per_epoch is None else f"{row.seconds_per_epoch:.2f}")
             if has_published:
-                line.append(" / ".join(f"{value:.1f}" for value in row.published or ()))
+                line.append("/".join(f"{value:.1f}" for value in row.published or ()))
             lines.append(line)
         return heads, lines
 
 
-def compare_runs(paths: Iterable[Path]) -> list[Section]:
-    """Finished runs, grouped: first by what can be compared at all, then by experiment."""
-    runs = [read_run(path) for path in find_runs(paths)]
+def compare_runs(paths: Iterable[Path], say: Callable[[str], None] = lambda text: None) -> list[Section]:
+    """Finished runs, grouped: first by what can be compared at all, then by experiment.
+
+    A run that is named must fit; one that was only found in a folder and does not is left out, and said so.
+    """
+    runs = []
+    for path, is_named in find_runs(paths).items():
+        try:
+            runs.append(read_run(path))
+        except OpenConError as err:
+            if is_named:
+                raise
+            say(f"Left out: {err}")
+    if not runs:
+        raise RunError("there is no finished run to compare.")
     groups: dict[str, list[Run]] = {}
     for run in runs:
         groups.setdefault(_title(run), []).append(run)
     return [Section(title, _rows(found)) for title, found in groups.items()]
 
 
-def find_runs(paths: Iterable[Path]) -> list[Path]:
-    """Run folders; a folder that is none stands for the runs directly inside it."""
-    found: list[Path] = []
+def find_runs(paths: Iterable[Path]) -> dict[Path, bool]:
+    """Run folders, and whether they were named; a folder that is none stands for the runs directly inside it."""
+    found: dict[Path, bool] = {}
     for path in paths:
-        inside = [path] if (path / "config.json").is_file() else sorted(p.parent for p in path.glob("*/config.json"))
+        is_run = (path / "config.json").is_file()
+        inside = [path] if is_run else sorted(p.parent for p in path.glob("*/config.json"))
         if not inside:
             raise RunError(f"{path} is not a run, and there is none in it. Give folders that `opencon train` has made.")
-        found += [p for p in inside if p not in found]
+        known = {p.resolve() for p in found}
+        found |= {p: is_run for p in inside if p.resolve() not in known}
     return found
 
 
 def read_run(path: Path) -> Run:
     """One finished run, from its own files."""
     folder = RunFolder.open_for_reading(path)
+    folder.read_json("config.json")  # says so if it is damaged
     if not folder.has("result.json"):
         raise RunError(f"{path} is not finished. Resume it with the command that made it, or leave it out.")
-    config, result = run_config(folder.read_json("config.json")), folder.read_json("result.json")
+    try:
+        config, result = run_config(folder.read_json("config.json")), folder.read_json("result.json")
+    except ConfigError as err:
+        raise RunError(f"{path / 'config.json'} is not that of a run: {err}") from err
     if "all" not in result:
         raise ConfigError(f"{path}: {config.method.name} pre-trains without labels and has no accuracy to compare.")
     steady = [record["seconds"] for record in folder.read_metrics()][2:]
@@ -267,12 +291,16 @@ def _csv(sections: Sequence[Section]) -> str:
     writer = csv.writer(out)
     stats = [f"{key}_{what}" for key in SCORES for what in ("mean", "std")]
     published = [f"published_{key}" for key in SCORES]
-    writer.writerow(["data", "method", *stats, "runs", "seconds_per_epoch", *published])
+    about = ["data", "seen_classes", "protocol", "on", "num_images", "start", "epochs", "batch_size"]
+    writer.writerow([*about, "method", *stats, "runs", "seconds_per_epoch", *published])
     for section in sections:
         for row in section.rows:
+            config, result = row.runs[0].config, row.runs[0].result
+            facts = [config.data.name, config.split.num_seen, result["protocol"], result["on"], result["num_images"]]
+            facts += ["weights" if config.encoder.weights else "random", row.epochs, config.train.batch_size]
             numbers = [value for key in SCORES for value in row.score(key)]
             known = row.published or (None, None, None)
-            writer.writerow([section.title, row.label, *numbers, len(row.runs), row.seconds_per_epoch, *known])
+            writer.writerow([*facts, row.label, *numbers, len(row.runs), row.seconds_per_epoch, *known])
     return out.getvalue()
 
 
@@ -285,6 +313,7 @@ def _json(sections: Sequence[Section]) -> str:
                     "method": row.label,
                     "name": row.runs[0].config.method.name,
                     "n": len(row.runs),
+                    "epochs": row.epochs,
                     "seeds": sorted(run.config.train.seed for run in row.runs),
                     **{key: dict(zip(("mean", "std"), row.score(key), strict=True)) for key in SCORES},
                     "seconds_per_epoch": row.seconds_per_epoch,

@@ -48,7 +48,7 @@ def class_count(bench: Workbench, bank: FeatureBank, by: str) -> dict[str, Any]:
 def draw_paper_figures(bench: Workbench, bank: FeatureBank, assignment: Assignment, folder: Path) -> None:
     """Look-alikes of the paper's figures: ten classes in two dimensions, the novelty score, the confusion matrix."""
     if assignment.novelty is None or assignment.novelty_threshold is None:
-        raise ConfigError(f"{bench.config.method.name} has no novelty score to draw.")
+        raise ConfigError(f"{bench.config.method.name} has no novelty score of its own, with a threshold, to draw.")
     rows, names, title = bench.split.unlabeled, bench.dataset.train.class_names, bench.dataset.info.title
     truth = bench.dataset.train.classes[rows].numpy()
     folder.mkdir(parents=True, exist_ok=True)

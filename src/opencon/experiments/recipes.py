@@ -141,6 +141,10 @@ def get_recipe(name: str, *, variant: str = "released", method: str = "opencon")
     require(variant in ("released", "paper"), f"--variant {variant!r} must be 'released' or 'paper'.")
     given, slash, data = name.partition("/")
     method, data = (given, data) if slash else (method, name)
+    if not slash and name in METHODS:
+        raise ConfigError(f"{name} is a method. On which data? For example {name}/digits; see `opencon list data`.")
+    if slash and method in SETTINGS and data in METHODS:
+        raise ConfigError(f"unknown recipe {name!r}. Did you mean '{data}/{method}'?")
     METHODS[method]  # raises with a hint
     if data not in SETTINGS:
         own = ' Images of your own: --config FILE with data.name = "folder" (docs/quickstart.md).'
@@ -177,10 +181,16 @@ def read_config(path: Path) -> RunConfig:
     if recipe is None:
         return run_config(data)
     require(isinstance(recipe, str), f"recipe = {recipe!r} must be the name of a recipe.")
-    base, method = to_dict(get_recipe(recipe, variant=variant)), data.get("method", {})
-    if isinstance(method, Mapping) and method.get("name", base["method"]["name"]) != base["method"]["name"]:
-        base["method"] = {}  # another method has settings of its own
-    return run_config(_merged(base, data))
+    method = data.get("method", {})
+    name = method.get("name") if isinstance(method, Mapping) else None
+    base = get_recipe(recipe, variant=variant)
+    if "/" not in recipe and isinstance(name, str):  # a data set's recipe is that of the method the file names
+        base = get_recipe(recipe, variant=variant, method=name)
+    require(
+        base.strong is None or "augment" not in data or "strong" in data,
+        f"{base.method.name} makes its second view by [strong]. The file changes [augment], the first one: give both.",
+    )
+    return run_config(_merged(to_dict(base), data))
 
 
 def _merged(base: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:

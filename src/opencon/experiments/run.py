@@ -375,7 +375,7 @@ def evaluate_run(
 def draw(bench: Workbench, bank: FeatureBank, assignment: Assignment, path: Path) -> Path:
     """The embedding of the unlabeled training images and their novelty scores, as a PNG."""
     if assignment.novelty is None or assignment.novelty_threshold is None:
-        raise ConfigError(f"{bench.config.method.name} has no novelty score to draw.")
+        raise ConfigError(f"{bench.config.method.name} has no novelty score of its own, with a threshold, to draw.")
     every = -(-len(bench.split.unlabeled) // MOST_DRAWN)
     rows = bench.split.unlabeled[::every]
     return embedding_figure(

@@ -87,7 +87,7 @@ class MethodEntry:
     paper: str  # arXiv:..., doi:... or PMLR ...
     year: int
     needs: str  # besides images, in a few words
-    protocol: str = "orca"  # under which its own paper's numbers were made, or OpenCon's paper for it
+    protocol: str = "-"  # under which its own paper's numbers were made, if it is one of ours
 
     @property
     def config(self) -> type[MethodConfig]:
@@ -102,13 +102,13 @@ METHODS.add("cgdl", MethodEntry(CGDL, "CGDL", "arXiv:2003.08823", 2020, LABELS))
 METHODS.add("ds3l", MethodEntry(DS3L, "DS3L", "PMLR 119:3897-3906", 2020, LABELS))
 METHODS.add("dtc", MethodEntry(DTC, "DTC", "arXiv:1908.09884", 2019, LABELS))
 METHODS.add("fixmatch", MethodEntry(FixMatch, "FixMatch", "arXiv:2001.07685", 2020, LABELS))
-METHODS.add("gcd", MethodEntry(GCD, "GCD", "arXiv:2201.02609", 2022, LABELS))
+METHODS.add("gcd", MethodEntry(GCD, "GCD", "arXiv:2201.02609", 2022, LABELS, "gcd"))
 METHODS.add("kmeans", MethodEntry(KMeans, "k-means", "doi:10.5555/1283383.1283494", 2007, LABELS))
-METHODS.add("opencon", MethodEntry(OpenCon, "OpenCon", "arXiv:2208.02764", 2023, LABELS))
-METHODS.add("orca", MethodEntry(ORCA, "ORCA", "arXiv:2102.03526", 2022, LABELS))
+METHODS.add("opencon", MethodEntry(OpenCon, "OpenCon", "arXiv:2208.02764", 2023, LABELS, "orca"))
+METHODS.add("orca", MethodEntry(ORCA, "ORCA", "arXiv:2102.03526", 2022, LABELS, "orca"))
 METHODS.add("pcl", MethodEntry(PCL, "PCL", "arXiv:2005.04966", 2021, LABELS))
 METHODS.add("rankstats", MethodEntry(RankStats, "RankStats", "arXiv:2002.05714", 2020, LABELS))
 METHODS.add("rankstats_plus", MethodEntry(RankStatsPlus, "RankStats+", "arXiv:2002.05714", 2020, LABELS))
 METHODS.add("simclr", MethodEntry(SimCLR, "SimCLR", "arXiv:2002.05709", 2020, "nothing"))
-METHODS.add("simgcd", MethodEntry(SimGCD, "SimGCD", "arXiv:2211.11727", 2023, LABELS, protocol="gcd"))
+METHODS.add("simgcd", MethodEntry(SimGCD, "SimGCD", "arXiv:2211.11727", 2023, LABELS, "gcd"))
 METHODS.add("uno", MethodEntry(UNO, "UNO+", "arXiv:2108.08536", 2021, LABELS))
