@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-slow test-gpu lint types bench clean
+.PHONY: demo test test-slow test-gpu lint types bench bench-methods clean
 
 demo: .venv/ready
 	rm -rf runs/demo
@@ -30,6 +30,10 @@ BENCH := digits loss_memory kmeans cpu_step growth features worker_path class_co
 bench: .venv/ready
 	set -e; for name in $(BENCH); do echo "== $$name"; $(BIN)/python benchmarks/$$name.py $(QUICK); done
 	$(BIN)/python benchmarks/page.py
+
+# Every method on the digits with five seeds, about half an hour.
+bench-methods: .venv/ready
+	$(BIN)/python benchmarks/methods.py digits --seeds 5 --pretrain --parallel 2 $(QUICK)
 
 clean:
 	rm -rf .venv build src/*.egg-info
