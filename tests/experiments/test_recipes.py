@@ -322,3 +322,31 @@ def test_methods_and_data_sets_are_not_mixed_up():
         get_recipe("orca")
     with pytest.raises(ConfigError, match="Did you mean 'orca/digits'"):
         get_recipe("digits/orca")
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "value", "elsewhere"),
+    [
+        ("simgcd/cifar10", "method.weight_entropy", 1.0, 4.0),
+        ("simgcd/stanford_cars", "method.weight_entropy", 1.0, None),
+        ("simgcd/cub200", "method.weight_entropy", 2.0, None),
+        ("simgcd/cifar100_gcd", "train.epochs", 250, 400),
+        ("gcd/cifar100_gcd", "train.epochs", 250, 400),
+        ("rankstats/cifar10", "method.ramp_epochs", 50, 150),
+        ("rankstats_plus/cifar10_gcd", "method.weight_consistency", 5.0, 50.0),
+        ("fixmatch/cifar10", "train.weight_decay", 5e-4, 1e-3),
+    ],
+)
+def test_what_authors_do_on_one_data_set_only(name, key, value, elsewhere):
+    def setting(recipe):
+        section, field = key.split(".")
+        return getattr(getattr(get_recipe(recipe), section), field)
+
+    assert setting(name) == value
+    if elsewhere is not None:
+        assert setting(f"{name.split('/')[0]}/cifar100") == elsewhere
+
+
+def test_special_settings_are_of_data_sets_that_exist():
+    for name in METHODS.names():
+        assert set(METHODS[name].build.special) <= set(SETTINGS.names()), name

@@ -25,6 +25,7 @@ from opencon.config import (
     from_dict,
     require,
     to_dict,
+    with_settings,
 )
 from opencon.data.benchmarks import DATASETS
 from opencon.errors import ConfigError
@@ -114,9 +115,10 @@ SETTINGS.add(
 )
 
 
-def make_recipe(method: str, setting: Setting, variant: Variant) -> RunConfig:
+def make_recipe(method: str, name: str, variant: Variant) -> RunConfig:
     """The schedule of a method on a data set."""
-    schedule = METHODS[method].build.schedule(setting.kind, variant)
+    build, setting = METHODS[method].build, SETTINGS[name]
+    schedule = build.schedule(setting.kind, variant)
     info = DATASETS[setting.data.name].info
     # Running statistics in the frozen part, where released code has batch ones: a third less time, and no difference that
     # three runs of each could show (benchmarks/results/fast_against_plain.json).
@@ -124,7 +126,7 @@ def make_recipe(method: str, setting: Setting, variant: Variant) -> RunConfig:
     encoder = EncoderConfig(
         name=setting.encoder, train_from=setting.train_from, frozen_norm=norm, mean=info.mean, std=info.std
     )
-    return RunConfig(
+    config = RunConfig(
         data=setting.data,
         split=SplitConfig(num_seen=setting.num_seen),
         encoder=replace(encoder, **schedule.encoder),
@@ -134,6 +136,7 @@ def make_recipe(method: str, setting: Setting, variant: Variant) -> RunConfig:
         train=schedule.train,
         eval=EvalConfig(protocol=setting.protocol, every=schedule.eval_every),
     )
+    return with_settings(config, build.special.get(name, ()))
 
 
 def get_recipe(name: str, *, variant: str = "released", method: str = "opencon") -> RunConfig:
@@ -150,7 +153,7 @@ def get_recipe(name: str, *, variant: str = "released", method: str = "opencon")
         own = ' Images of your own: --config FILE with data.name = "folder" (docs/quickstart.md).'
         hint = did_you_mean(data, SETTINGS.names())
         raise ConfigError(f"unknown recipe {name!r}.{hint} Data sets with recipes: {', '.join(SETTINGS.names())}.{own}")
-    return make_recipe(method, SETTINGS[data], "paper" if variant == "paper" else "released")
+    return make_recipe(method, data, "paper" if variant == "paper" else "released")
 
 
 def recipe_names() -> list[str]:

@@ -7,7 +7,7 @@ M images in a set.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, Generic, TypeVar
 
@@ -75,6 +75,7 @@ class Method(nn.Module, ABC, Generic[ConfigT]):
     """Five verbs: embed, step, after_step, before_epoch, assign."""
 
     settings: ClassVar[type[MethodConfig]]  # the class of its configuration
+    special: ClassVar[Mapping[str, tuple[str, ...]]] = {}  # data set with recipes to what differs there, as for --set
     kernels: bool = True  # use Triton kernels where there are some; set from TrainConfig
 
     def __init__(self, config: ConfigT, task: Task, embedder: Embedder) -> None:

@@ -7,6 +7,7 @@ Letters: B images in a batch, L of them labeled (first), F features, S seen clas
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -57,6 +58,9 @@ class FixMatch(Method[FixMatchConfig]):
     """
 
     settings = FixMatchConfig
+    special: ClassVar[Mapping[str, tuple[str, ...]]] = dict.fromkeys(
+        ("cifar10", "cifar10_gcd"), ("train.weight_decay=0.0005",)
+    )  # paper
 
     def __init__(self, config: FixMatchConfig, task: Task, embedder: Embedder) -> None:
         super().__init__(config, task, embedder)

@@ -8,6 +8,7 @@ classes, M images in a set.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -69,6 +70,10 @@ class RankStats(Method[RankStatsConfig]):
     """
 
     settings: ClassVar[type[RankStatsConfig]] = RankStatsConfig
+    # The authors' code for CIFAR-10.
+    special: ClassVar[Mapping[str, tuple[str, ...]]] = dict.fromkeys(
+        ("cifar10", "cifar10_gcd"), ("method.weight_consistency=5.0", "method.ramp_epochs=50")
+    )
 
     consistency: Tensor  # w(t), scalar on the device: the ramp must reach a recorded step
 

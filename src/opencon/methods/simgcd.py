@@ -7,6 +7,7 @@ size, S seen classes, C all classes.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -83,6 +84,13 @@ class SimGCD(Method[SimGCDConfig]):
     """
 
     settings = SimGCDConfig
+    # Released scripts: entropy weight 1 but for CIFAR-100 and CUB. cifar100_gcd: as GCD, and the teacher's epochs with it.
+    special: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        **dict.fromkeys(
+            ("cifar10", "cifar10_gcd", "stanford_cars", "fgvc_aircraft", "herbarium19"), ("method.weight_entropy=1.0",)
+        ),
+        "cifar100_gcd": ("train.epochs=250", "method.teacher_epochs=38"),
+    }
 
     teacher_temperature: Tensor  # scalar on the device: its schedule must reach a recorded step
 
