@@ -75,7 +75,7 @@ def test_set_changes_nothing_else():
     [
         ("train.lrr=1", r"unknown setting 'train.lrr'. Did you mean 'lr'\?"),
         ("trian.lr=1", r"there is no section 'trian'. Did you mean 'train'\?"),
-        ("lr=1", "unknown setting 'lr'"),
+        ("lr=1", "--set lr: did you mean train.lr"),
         ("train.lr", "not of the form"),
         ("train.lr=fast", "train.lr = 'fast' must be a number"),
         ("train.epochs=2.5", "train.epochs = 2.5 must be a whole number"),
@@ -164,3 +164,10 @@ def test_both_views_are_of_one_size():
     assert from_dict(RunConfig, to_dict(config), method=OpenConConfig) == config
     with pytest.raises(ConfigError, match=r"strong\.size = 64 must be augment\.size = 32"):
         with_settings(config, ["strong.size=64"])
+
+
+def test_a_setting_without_its_section_is_told_its_full_name():
+    with pytest.raises(ConfigError, match=r"--set epochs: did you mean train\.epochs\?"):
+        with_settings(config(), ["epochs=3"])
+    with pytest.raises(ConfigError, match=r"data\.name or encoder\.name or method\.name"):
+        with_settings(config(), ["name=3"])

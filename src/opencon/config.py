@@ -268,6 +268,9 @@ def with_settings(config: C, settings: Iterable[str]) -> C:
         key, equals, text = setting.partition("=")
         require(bool(equals) and bool(key), f"--set {setting!r} is not of the form section.key=value.")
         *sections, last = key.strip().split(".")
+        places = [name for name, inner in data.items() if isinstance(inner, dict) and last in inner]
+        full = " or ".join(f"{name}.{last}" for name in places)
+        require(bool(sections) or last in data or not places, f"--set {key}: did you mean {full}?")
         place = data
         for depth, section in enumerate(sections):
             inner = place.get(section)

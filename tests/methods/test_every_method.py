@@ -18,7 +18,7 @@ from opencon.config import AugmentConfig, DataConfig, EncoderConfig, RunConfig, 
 from opencon.data.benchmarks import DIGITS, Dataset
 from opencon.data.sources import from_arrays
 from opencon.experiments.run import assemble, build_loader
-from opencon.methods import METHODS, Epoch, FeatureBank, Kind
+from opencon.methods import METHODS, Epoch, FeatureBank, Kind, Method, MethodEntry
 from opencon.metrics import knn_accuracy, open_world_accuracy
 from opencon.optim import build_optimizer
 from opencon.trainer import fit
@@ -254,3 +254,11 @@ class TestEveryMethodThatTrains:
             outs.append(b.method.step(batch_of(bench, epoch=2)))
         assert torch.equal(outs[0].loss, outs[1].loss)
         assert all(torch.equal(outs[0].logs[key], outs[1].logs[key]) for key in outs[0].logs)
+
+
+def test_a_method_without_settings_is_refused_when_it_is_registered():
+    class Forgetful(Method):
+        """Has no settings."""
+
+    with pytest.raises(TypeError, match=r"Forgetful does not say which settings it has: settings = \.\.\.Config"):
+        MethodEntry(Forgetful, "Forgetful", "arXiv:0000.00000", 2026, "nothing")

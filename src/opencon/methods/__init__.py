@@ -89,6 +89,10 @@ class MethodEntry:
     needs: str  # besides images, in a few words
     protocol: str = "-"  # under which its own paper's numbers were made, if it is one of ours
 
+    def __post_init__(self) -> None:
+        if not hasattr(self.build, "settings"):
+            raise TypeError(f"{self.build.__name__} does not say which settings it has: settings = ...Config")
+
     @property
     def config(self) -> type[MethodConfig]:
         """The class of its settings."""
