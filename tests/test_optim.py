@@ -22,6 +22,19 @@ def test_cosine_falls_from_lr_toward_zero():
     assert 0 < rates[-1] < 0.05
 
 
+def test_cosine_ends_where_it_is_told():
+    config = TrainConfig(epochs=10, lr=1.0, lr_end=0.2, schedule="cosine")
+    assert learning_rate(config, 0) == 1.0
+    assert learning_rate(config, 5) == pytest.approx(0.6)
+    assert learning_rate(config, 10) == pytest.approx(0.2)
+
+
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_nesterov_is_handed_on(nesterov):
+    optimizer = build_optimizer(nn.Linear(2, 2), TrainConfig(epochs=1, nesterov=nesterov))
+    assert optimizer.param_groups[0]["nesterov"] == nesterov
+
+
 def test_warm_up_climbs_to_lr():
     config = TrainConfig(epochs=10, lr=1.0, schedule="constant", warmup_epochs=4)
     assert [learning_rate(config, e) for e in range(5)] == pytest.approx([0.25, 0.5, 0.75, 1.0, 1.0])

@@ -51,7 +51,19 @@ def test_labeled_come_first_and_carry_their_labels():
         assert (batch.labels[:4] >= 0).all()
         assert (batch.labels[4:] == -1).all()
         assert torch.equal(source.labels[which], batch.labels)
+        assert torch.equal(batch.rows, which)  # the places of these very images
         assert torch.equal(batch.views[0], batch.views[1])
+
+
+def test_each_view_has_its_own_augmentation_in_order():
+    labels = torch.tensor([0, 1] * 3 + [-1] * 20)
+    weak, strong = AddNoise(0.0), AddNoise(0.9)
+    source = TwoStreamLoader(images(26), labels, batch_shares=(2, 4), augments=(weak, strong), seed=0)
+    for batch in batches(source, 0):
+        first, second = (view[:, 0, 0, 0] for view in batch.views)
+        assert torch.equal(first, batch.rows.float())
+        assert (second > first).all()
+        assert torch.equal(second.long(), batch.rows)
 
 
 def test_one_epoch_is_one_pass_over_the_labeled():

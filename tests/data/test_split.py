@@ -229,3 +229,16 @@ def test_check_split_before_anything_is_loaded():
         check_split(SplitConfig(num_seen=10), 10, 1797, 512)
     # looking for more classes than there are does not change how many images are labeled
     check_split(SplitConfig(num_seen=5, num_classes=100), 10, 1797, 4)
+
+
+def test_a_given_share_of_a_batch():
+    assert batch_shares(hand_made(25, 75), 20, 0.5) == (10, 10)
+    assert batch_shares(hand_made(25, 75), 16, 1 / 8) == (2, 14)
+    assert batch_shares(hand_made(25, 75), 50, 0.5) == (25, 25)  # all labeled images at once
+
+
+@pytest.mark.parametrize(("batch", "share"), [(52, 0.5), (90, 0.1), (4, 0.1), (4, 0.9)])
+def test_a_share_that_cannot_be_had(batch, share):
+    """More labeled or more unlabeled images than there are, or none of one kind."""
+    with pytest.raises(ConfigError, match=rf"train.labeled_share = {share} of train.batch_size = {batch} asks for"):
+        batch_shares(hand_made(25, 75), batch, share)

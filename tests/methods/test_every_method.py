@@ -20,7 +20,7 @@ from opencon.data.sources import from_arrays
 from opencon.experiments.run import assemble, build_loader
 from opencon.methods import METHODS, Epoch, FeatureBank, Kind, Method, MethodEntry
 from opencon.metrics import knn_accuracy, open_world_accuracy
-from opencon.optim import build_optimizer
+from opencon.optim import build_optimizer, restore
 from opencon.trainer import fit
 
 CPU = torch.device("cpu")
@@ -242,6 +242,36 @@ class TestEveryMethodThatTrains:
         other = state(train(bench_of(name, seed=1)).method)
         assert any(not torch.equal(other[key], first[key]) for key in first)
 
+    def test_a_resumed_run_is_the_uninterrupted_one(self, name):
+        """Through files: what a method remembers outside its state would be lost, and its weights would differ."""
+        settings = config(name, epochs=3)
+        # Batches of 44: with 48, an epoch fills PCL's queue twice, and where the next row goes would not matter.
+        settings = replace(settings, train=replace(settings.train, batch_size=44))
+        whole = assemble(settings, DATA, CPU)
+        optimizer, scaler = (
+            build_optimizer(whole.method, whole.config.train),
+            torch.amp.GradScaler("cpu", enabled=False),
+        )
+        file = io.BytesIO()
+
+        def keep(epoch, means):
+            if epoch == 0:
+                torch.save({"method": whole.method.state_dict(), "optimizer": optimizer.state_dict()}, file)
+
+        parts = build_loader(whole), whole.config.train
+        fit(whole.method, optimizer, *parts, features=whole.bank, scaler=scaler, on_epoch=keep)
+
+        again = assemble(settings, DATA, CPU)
+        optimizer = build_optimizer(again.method, again.config.train)
+        file.seek(0)
+        kept = torch.load(file, weights_only=True)
+        again.method.load_state_dict(kept["method"])
+        restore(optimizer, kept["optimizer"])
+        parts = build_loader(again), again.config.train
+        fit(again.method, optimizer, *parts, features=again.bank, scaler=scaler, first_epoch=1)
+        assert_same(state(again.method), state(whole.method))
+        assert torch.equal(again.method.assign(again.bank()).classes, whole.method.assign(whole.bank()).classes)
+
     def test_saved_and_loaded_gives_the_same_next_loss(self, name):
         bench, other = train(bench_of(name)), bench_of(name, seed=7)
         file = io.BytesIO()
@@ -262,3 +292,32 @@ def test_a_method_without_settings_is_refused_when_it_is_registered():
 
     with pytest.raises(TypeError, match=r"Forgetful does not say which settings it has: settings = \.\.\.Config"):
         MethodEntry(Forgetful, "Forgetful", "arXiv:0000.00000", 2026, "nothing")
+
+
+def test_the_first_view_is_the_weak_one_and_the_second_the_strong_one():
+    plain = AugmentConfig(crop_scale=None, flip_p=0, jitter_p=0, gray_p=0)
+    settings = replace(config("fixmatch"), augment=plain, strong=replace(plain, rotate=30))
+    bench = assemble(settings, DATA, CPU)
+    batch = batch_of(bench)
+    untouched = bench.images[batch.rows].float() / 255
+    assert torch.equal(batch.views[0], untouched)
+    assert not torch.allclose(batch.views[1], untouched, atol=0.05)
+    both = batch_of(assemble(replace(settings, strong=None), DATA, CPU))
+    assert torch.equal(both.views[0], both.views[1])
+
+
+def test_held_out_images_are_judged_by_their_own_rows():
+    """They follow the training images in the bank; their classes are known to nobody."""
+    held_out = replace(DATA.train, images=DATA.train.images[30:75], classes=DATA.train.classes[30:75])
+    data = replace(DATA, info=replace(DATA.info, num_test=len(held_out)), test=held_out)
+    bench = train(assemble(config("opencon", epochs=4), data, CPU))
+    seen = []
+    assign = bench.method.assign
+    bench.method.assign = lambda bank: seen.append(bank) or assign(bank)
+    record, _, _ = bench.score("test", "orca")
+    (bank,) = seen
+    assert torch.equal(bank.labels[: len(DATA.train)], bench.labels)
+    assert (bank.labels[len(DATA.train) :] == -1).all()
+    alone = assign(FeatureBank(bench.embed(held_out.images), torch.full((45,), -1))).classes
+    want = open_world_accuracy(alone, held_out.classes, num_seen=NUM_SEEN, protocol="orca")
+    assert (record["num_images"], record["all"], record["seen"]) == (45, want.all, want.seen)
