@@ -137,13 +137,14 @@ def find_runs(paths: Iterable[Path]) -> dict[Path, bool]:
 def read_run(path: Path) -> Run:
     """One finished run, from its own files."""
     folder = RunFolder.open_for_reading(path)
-    folder.read_json("config.json")  # says so if it is damaged
+    settings = folder.read_json("config.json")
     if not folder.has("result.json"):
         raise RunError(f"{path} is not finished. Resume it with the command that made it, or leave it out.")
     try:
-        config, result = run_config(folder.read_json("config.json")), folder.read_json("result.json")
+        config = run_config(settings)
     except ConfigError as err:
         raise RunError(f"{path / 'config.json'} is not that of a run: {err}") from err
+    result = folder.read_json("result.json")
     if "all" not in result:
         raise ConfigError(f"{path}: {config.method.name} pre-trains without labels and has no accuracy to compare.")
     steady = [record["seconds"] for record in folder.read_metrics()][2:]
