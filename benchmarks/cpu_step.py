@@ -167,7 +167,9 @@ def measure_step(repeats: int) -> dict[str, Any]:
         bench = prepare(get_recipe("digits"), CPU)
         loader = build_loader(bench)
         optimizer = build_optimizer(bench.method, bench.config.train)
-        step = TrainStep(bench.method, optimizer, loader, torch.amp.GradScaler("cpu", enabled=False), compiled=compiled)
+        step = TrainStep(
+            bench.method, optimizer, loader, torch.amp.GradScaler("cpu", enabled=False), is_compiled=compiled
+        )
         step.start_epoch(loader.draw(0))
 
         def one_step() -> None:

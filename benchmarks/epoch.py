@@ -1,6 +1,10 @@
-"""Seconds per epoch of a recipe, with made-up images of the right shape (speed does not depend on what they show).
+"""Seconds per epoch of recipes, one after the other with nothing beside them.
 
 python benchmarks/epoch.py cifar100 --epochs 8 [--set train.capture=false] [--profile] [--quick]
+python benchmarks/epoch.py orca/cifar100 gcd/cifar100 --data FOLDER --weights FILE --name epoch-methods
+
+Without --data the images are made up, of the right shape: the speed of a step does not depend on what they show. Clustering
+before an epoch does, so methods that do it want --data and --weights.
 """
 
 from __future__ import annotations
@@ -8,12 +12,13 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
+from typing import Any
 
 import torch
 
 from measure import save
 from opencon.config import with_settings
-from opencon.data.benchmarks import DATASETS, Dataset
+from opencon.data.benchmarks import DATASETS, Dataset, load_dataset
 from opencon.data.sources import ImageSet
 from opencon.experiments.recipes import get_recipe
 from opencon.experiments.run import assemble, build_loader
@@ -52,36 +57,25 @@ def by_kind(profiler: torch.profiler.profile) -> dict[str, float]:
     return dict(sorted(found.items(), key=lambda item: -item[1]))
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("recipe")
-    parser.add_argument("--epochs", type=int, default=8)
-    parser.add_argument("--set", action="append", default=[], dest="settings")
-    parser.add_argument("--num-train", type=int)
-    parser.add_argument("--profile", action="store_true")
-    parser.add_argument("--no-cudnn-benchmark", action="store_true")
-    parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--name", default="epoch")
-    args = parser.parse_args()
-    if args.quick:
-        args.epochs, args.num_train = 2, args.num_train or 2048
+def measure(recipe: str, args: argparse.Namespace, device: torch.device) -> dict[str, Any]:
+    """Train for a few epochs."""
     start = time.perf_counter()
-    device = pick_device()
-    config = with_settings(get_recipe(args.recipe), [f"train.epochs={args.epochs}", *args.settings])
-    bench = assemble(config, made_up(config.data.name, args.num_train), device)
+    places = [f"data.root={args.data}"] if args.data else []
+    places += [f"encoder.weights={args.weights}"] if args.weights else []
+    config = with_settings(get_recipe(recipe), [f"train.epochs={args.epochs}", *places, *args.settings])
+    dataset = load_dataset(config.data) if args.data else made_up(config.data.name, args.num_train)
+    bench = assemble(config, dataset, device)
     loader, optimizer = build_loader(bench), build_optimizer(bench.method, config.train)
     bench.method.embedder.fold_frozen()
     torch.backends.cudnn.benchmark = not args.no_cudnn_benchmark
+    profiler = torch.profiler.profile() if args.profile else None
     ends: list[float] = []
 
     def on_epoch(epoch: int, means: dict[str, float]) -> None:
         ends.append(time.perf_counter())  # means() has waited for the device
+        if profiler and epoch == args.epochs - 2:
+            profiler.start()
 
-    profiler = torch.profiler.profile() if args.profile else None
-    if profiler:
-        fit_args = {"on_epoch": lambda e, m: (on_epoch(e, m), profiler.start() if e == args.epochs - 2 else None)}
-    else:
-        fit_args = {"on_epoch": on_epoch}
     began = time.perf_counter()
     fit(
         bench.method,
@@ -90,20 +84,19 @@ def main() -> None:
         config.train,
         features=bench.bank,
         scaler=torch.amp.GradScaler(device.type, enabled=False),
-        **fit_args,
+        on_epoch=on_epoch,
     )
     if profiler:
         profiler.stop()
         key = "self_cuda_time_total" if device.type == "cuda" else "self_cpu_time_total"
         print(profiler.key_averages().table(sort_by=key, row_limit=25, max_name_column_width=70))
-        print(by_kind(profiler))
     seconds = [b - a for a, b in zip([began, *ends], ends, strict=False)]
     steady = seconds[2:] if len(seconds) > 2 else seconds[-1:]
     evaluate = time.perf_counter()
     bench.score("unlabeled", "orca")
     evaluate = time.perf_counter() - evaluate
     row = {
-        "recipe": args.recipe,
+        "recipe": recipe,
         "settings": args.settings,
         "steps_per_epoch": len(loader),
         "images_per_step": config.train.batch_size,
@@ -117,8 +110,34 @@ def main() -> None:
         "profile_ms": by_kind(profiler) if profiler else None,
         "peak_gb": torch.cuda.max_memory_allocated() / 1e9 if device.type == "cuda" else None,
     }
-    save(args.name, row, device)
-    print({k: (round(v, 4) if isinstance(v, float) else v) for k, v in row.items()})
+    print({k: (round(v, 4) if isinstance(v, float) else v) for k, v in row.items()}, flush=True)
+    return row
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("recipes", nargs="+", metavar="recipe")
+    parser.add_argument("--epochs", type=int, default=8)
+    parser.add_argument("--data")
+    parser.add_argument("--weights")
+    parser.add_argument("--set", action="append", default=[], dest="settings")
+    parser.add_argument("--num-train", type=int)
+    parser.add_argument("--profile", action="store_true")
+    parser.add_argument("--no-cudnn-benchmark", action="store_true")
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--name", default="epoch")
+    args = parser.parse_args()
+    if args.quick:
+        args.epochs, args.num_train = 2, args.num_train or 2048
+    device = pick_device()
+    rows = []
+    for recipe in args.recipes:
+        rows.append(measure(recipe, args, device))
+        torch.compiler.reset()
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
+        save(args.name, rows[0] if len(args.recipes) == 1 else {"rows": rows}, device)
 
 
 if __name__ == "__main__":

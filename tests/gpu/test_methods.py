@@ -14,10 +14,16 @@ pytestmark = pytest.mark.gpu
 CUDA = torch.device("cuda")
 
 
-def losses(name, *settings):
-    """Mean loss of each of two epochs."""
-    config = with_settings(get_recipe(f"{name}/digits"), ["train.epochs=2", *settings])
+def two_epochs(name, *settings):
+    """Mean loss of each of two epochs, and how far all weights have moved.
+
+    At so small a rate rounding does not grow: with weights perturbed by 3e-5 the losses differ by 5e-5 and the moves by
+    6e-3 at most. At their own rates some methods, ranks of features above all, amplify it a thousandfold.
+    """
+    config = with_settings(get_recipe(f"{name}/digits"), ["train.epochs=2", "train.lr=0.001", *settings])
     bench = prepare(config, CUDA)
+    learning = [p for p in bench.method.parameters() if p.requires_grad]
+    start = [p.detach().clone() for p in learning]
     means = []
     fit(
         bench.method,
@@ -28,12 +34,12 @@ def losses(name, *settings):
         scaler=torch.amp.GradScaler("cuda", enabled=False),
         on_epoch=lambda epoch, m: means.append(m["loss"]),
     )
-    return means
+    return means, torch.cat([(p.detach() - s).flatten() for p, s in zip(learning, start, strict=True)])
 
 
 @pytest.mark.parametrize("name", [name for name in METHODS.names() if METHODS[name].config.trains])
 def test_a_recorded_step_equals_the_plain_one(name):
-    plain = losses(name, "train.capture=false", "train.kernels=false")
-    recorded = losses(name)
-    assert recorded[0] == pytest.approx(plain[0], rel=1e-2, abs=1e-3)
-    assert recorded[1] == pytest.approx(plain[1], rel=5e-2, abs=1e-2)  # small differences of order have grown
+    plain, plain_move = two_epochs(name, "train.capture=false", "train.kernels=false")
+    recorded, recorded_move = two_epochs(name)
+    assert recorded == pytest.approx(plain, rel=1e-3)
+    assert (recorded_move - plain_move).norm() < 0.05 * plain_move.norm()

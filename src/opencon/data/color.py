@@ -17,7 +17,7 @@ BRIGHTNESS, CONTRAST, SATURATION, HUE = range(4)  # in the order of AugmentConfi
 
 def per_image(values: Tensor) -> Tensor:
     """(B,) -> (B, 1, 1, 1)."""
-    return values[:, None, None, None]
+    return values.view(-1, 1, 1, 1)
 
 
 def choose(is_new: Tensor, new: Tensor, x: Tensor) -> Tensor:
@@ -36,22 +36,20 @@ def to_gray(x: Tensor) -> Tensor:
     return (0.2989 * red).add_(green, alpha=0.587).add_(blue, alpha=0.114)[:, None]
 
 
-def blend(x: Tensor, operations: Sequence[int], factors: Tensor, is_due: Tensor) -> Tensor:
-    """At most one of brightness, contrast and saturation for each image: clamp(f * x + (1 - f) * base, 0, 1).
+def blend(x: Tensor, keep: Tensor, of_mean: Tensor | None, of_gray: Tensor | None) -> Tensor:
+    """clamp(keep * x + of_mean * (mean gray of the image) + of_gray * gray, 0, 1), a number (B, 1, 1, 1) for each image.
 
-    The base is black for brightness, the mean gray of the whole image for contrast, its gray version for saturation;
-    `factors` and `is_due` are (B, len(operations)). An image with nothing due keeps f = 1 and is left as it is.
+    One of brightness, contrast and saturation, in which a factor f keeps f of the image and takes 1 - f of black, of its
+    mean gray, or of its gray version. With (1, 0, 0) an image is left as it is; None is 0 for all.
     """
-    share = torch.where(is_due, 1.0 - factors, 0.0)  # (B, operations) of each base
-    base = torch.zeros_like(per_image(share[:, 0]))
-    if CONTRAST in operations or SATURATION in operations:
+    base = torch.zeros_like(keep)
+    if of_mean is not None or of_gray is not None:
         gray = to_gray(x)
-    for k, operation in enumerate(operations):
-        if operation == CONTRAST:
-            base = torch.addcmul(base, gray.mean(dim=(1, 2, 3), keepdim=True), per_image(share[:, k]))
-        elif operation == SATURATION:
-            base = torch.addcmul(base, gray, per_image(share[:, k]))
-    return torch.addcmul(base, x, per_image(1.0 - share.sum(dim=1))).clamp_(0.0, 1.0)
+        if of_mean is not None:
+            base = gray.mean(dim=(1, 2, 3), keepdim=True) * of_mean
+        if of_gray is not None:
+            base = torch.addcmul(base, gray, of_gray)
+    return torch.addcmul(base, x, keep).clamp_(0.0, 1.0)
 
 
 def shift_hue(x: Tensor, shift: Tensor) -> Tensor:
@@ -90,17 +88,22 @@ def jitter(x: Tensor, operations: Sequence[int], factors: Tensor, turns: Tensor,
         turns: (B, A), a permutation in each row: when each operation is due.
         is_on: bool (B,); other images are left as they are.
     """
-    num_turns = len(operations)
-    if HUE not in operations:
-        for turn in range(num_turns):
-            x = blend(x, operations, factors, (turns == turn) & is_on[:, None])
+    blends = [operation for operation in operations if operation != HUE]  # hue is the last one
+
+    def blended(x: Tensor, turn: Tensor, is_now: Tensor) -> Tensor:
+        """The given turns (T,), for the images of which `is_now` (B, T) says so."""
+        own_turns, own_factors = (values[:, : len(blends)].T for values in (turns, factors))  # (blends, B)
+        is_due = (own_turns == turn[:, None, None]) & is_now.T[:, None]  # (T, blends, B)
+        shares = torch.where(is_due, 1.0 - own_factors, 0.0)[..., None, None, None]  # of black or a gray
+        keep, of = 1.0 - shares.sum(dim=1), dict(zip(blends, shares.unbind(1), strict=True))
+        for t in range(len(turn)):
+            of_mean, of_gray = (of[operation][t] if operation in of else None for operation in (CONTRAST, SATURATION))
+            x = blend(x, keep[t], of_mean, of_gray)
         return x
-    blends, blend_turns, hue_turn = operations[:-1], turns[:, :-1], turns[:, -1:]
-    for turn in range(num_turns - 1):
-        is_due = (blend_turns == turn) & (hue_turn > turn) & is_on[:, None]
-        x = blend(x, blends, factors[:, :-1], is_due)
+
+    turn, hue_turn, is_on = torch.arange(len(operations), device=x.device), turns[:, -1:], is_on[:, None]
+    if HUE not in operations:
+        return blended(x, turn, is_on)
+    x = blended(x, turn[:-1], is_on & (hue_turn > turn[:-1]))
     x = choose(is_on, shift_hue(x, factors[:, -1]), x)
-    for turn in range(1, num_turns):
-        is_due = (blend_turns == turn) & (hue_turn < turn) & is_on[:, None]
-        x = blend(x, blends, factors[:, :-1], is_due)
-    return x
+    return blended(x, turn[1:], is_on & (hue_turn < turn[1:]))

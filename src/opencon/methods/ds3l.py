@@ -124,6 +124,8 @@ class DS3L(Method[DS3LConfig]):
         self.weight_net = WeightNet(task.num_seen, config.hidden)
         self.register_buffer("weight", torch.tensor(config.weight_consistency))
         self.swapped = Swapped(self)
+        # Compiled, it would have no second derivative. (As a decorator this would import the compiler with the module.)
+        self.look_ahead = torch.compiler.disable(self.look_ahead)  # type: ignore[method-assign, no-untyped-call, unused-ignore]
 
     @classmethod
     def schedule(cls, kind: Kind, variant: Variant = "released") -> Schedule:
@@ -166,7 +168,6 @@ class DS3L(Method[DS3LConfig]):
         logs = {name: value.detach() for name, value in logs.items()}
         return StepOutput(loss_l + self.weight * loss_c, logs, carry=(gradient,))
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator, unused-ignore]  # compiled, it has no second derivative
     def look_ahead(self, views: tuple[Tensor, ...], features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """The gradient in phi of the labeled loss after one step down L, (P,), and that loss; neither with a graph."""
         c, L = self.config, len(labels)

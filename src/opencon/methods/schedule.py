@@ -43,7 +43,7 @@ def usual(method: MethodConfig, kind: Kind, *, augment: AugmentConfig | None = N
         return Schedule(method, replace(base, **train), augment or DIGITS_VIEW, eval_every=10)
     fast = TrainConfig(epochs=200, milestones=(100, 150), precision="bf16", compile=True)
     if kind == "cifar":
-        return Schedule(method, replace(fast, **train), augment or AugmentConfig())
+        return Schedule(method, replace(fast, **train), augment or AugmentConfig(), eval_every=50)
     large = augment or AugmentConfig(size=224)
     if kind == "imagenet":
         fast = replace(fast, epochs=120, milestones=(60, 90), lr=0.01, weight_decay=1e-4)

@@ -1,0 +1,21 @@
+import subprocess
+import sys
+
+import torch
+
+
+def loaded(code):
+    """Which of torch, sympy and the compiler are imported after some lines in a new process."""
+    names = ("torch", "sympy", "torch._inductor.compile_fx")
+    code += f"\nimport sys; print(*(name for name in {names} if name in sys.modules))"
+    return subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split()
+
+
+def test_nothing_heavy_comes_with_the_module_or_for_a_cpu():
+    assert loaded("from opencon import early; early.import_compiler('cpu'); early.wait_for_compiler()") == []
+
+
+def test_the_compiler_is_there_after_waiting_where_there_is_a_gpu():
+    compiler = ["torch._inductor.compile_fx"] if torch.cuda.is_available() else []
+    lines = "from opencon import early\n" + "early.import_compiler('auto')\n" * 2 + "early.wait_for_compiler()"
+    assert loaded(lines) == ["torch", "sympy", *compiler]
