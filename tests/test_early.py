@@ -1,6 +1,8 @@
+import platform
 import subprocess
 import sys
 
+import pytest
 import torch
 
 
@@ -9,6 +11,29 @@ def loaded(code):
     names = ("torch", "sympy", "torch._inductor.compile_fx")
     code += f"\nimport sys; print(*(name for name in {names} if name in sys.modules))"
     return subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split()
+
+
+FILL_AND_FREE = """
+import resource, numpy
+def faults():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+start = faults()
+for _ in range(20):
+    arrays = [numpy.ones(1 << 20) for _ in range(16)]
+    del arrays
+print(faults() - start)
+"""
+
+
+def faults(before):
+    """Pages that the system hands out while 16 arrays of 8 MB are filled and freed, twenty times, after some lines."""
+    code = before + FILL_AND_FREE
+    return int(subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout)
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library")
+def test_freed_memory_is_kept():
+    assert faults("from opencon.early import keep_memory; keep_memory()") < 0.2 * faults("")
 
 
 def test_nothing_heavy_comes_with_the_module_or_for_a_cpu():

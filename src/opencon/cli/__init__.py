@@ -9,6 +9,7 @@ import sys
 
 from opencon.cli import photos, research
 from opencon.cli.base import app, errors
+from opencon.early import keep_memory
 from opencon.errors import OpenConError
 
 __all__ = ["app", "main", "photos", "research"]
@@ -16,6 +17,7 @@ __all__ = ["app", "main", "photos", "research"]
 
 def main(argv: list[str] | None = None) -> None:
     """The entry point of the command `opencon`."""
+    keep_memory()
     try:
         app(args=argv, standalone_mode=True)
     except OpenConError as err:
