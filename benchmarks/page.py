@@ -75,7 +75,7 @@ def goals() -> str:
                 "the same, with every run on record",
                 "",
                 "within 0.3",
-                f"{len(fast)} fast against {len(plain)} plain: {difference:+.1f}, standard error {error:.1f}",
+                f"{len(fast)} fast against {len(plain)} plain: {difference:+.2f}, standard error {error:.2f}",
             ],
             [
                 "SimCLR pre-training",

@@ -14,7 +14,7 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 
 
 def keep_memory() -> None:
-    """Let freed memory stay with the process, where the C library is glibc and MALLOC_TRIM_THRESHOLD_ does not say otherwise.
+    """Let freed memory stay with the process, where the C library is glibc (unless MALLOC_TRIM_THRESHOLD_ is set).
 
     Otherwise every training step on a CPU hands most of its memory back, and is given it anew page by page, zeroed: a
     quarter of a step on the digits. For a whole process, so not for a library to decide.
