@@ -3,7 +3,6 @@ import subprocess
 import sys
 
 import pytest
-import torch
 
 
 def loaded(code):
@@ -43,7 +42,21 @@ def test_nothing_heavy_comes_with_the_module_or_for_a_cpu():
     assert loaded("from opencon import early; early.import_compiler('cpu'); early.wait_for_compiler()") == []
 
 
+# A machine that says it has a GPU.
+WITH_GPU = "import torch; torch.cuda.is_available = lambda: True\nfrom opencon import early\n"
+
+
 def test_the_compiler_is_there_after_waiting_where_there_is_a_gpu():
-    compiler = ["torch._inductor.compile_fx"] if torch.cuda.is_available() else []
-    lines = "from opencon import early\n" + "early.import_compiler('auto')\n" * 2 + "early.wait_for_compiler()"
-    assert loaded(lines) == ["torch", "sympy", *compiler]
+    lines = "early.import_compiler('auto')\n" * 2 + "early.wait_for_compiler()"
+    assert loaded(WITH_GPU + lines) == ["torch", "sympy", "torch._inductor.compile_fx"]
+    without = WITH_GPU.replace("True", "False")
+    assert loaded(without + lines) == ["torch", "sympy"]
+
+
+def test_a_command_that_ends_early_ends_cleanly():
+    """A thread in the middle of an import when the process ends would complain, or bring it down."""
+    code = WITH_GPU + "from opencon.cli import main; main(['train', 'nothing-of-that-name'])"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert ended.returncode == 2
+    assert ended.stderr.startswith("opencon: ")
+    assert "Traceback" not in ended.stderr

@@ -26,13 +26,19 @@ def keep_memory() -> None:
             mallopt(M_TRIM_THRESHOLD, (1 << 31) - 1)
 
 
+# sympy needs nothing of torch, which others import meanwhile.
+_NAMES = ("sympy", "torch", "torch._dynamo", "torch._inductor.compile_fx")
+_is_over = threading.Event()
+
+
 def _import_compiler() -> None:
-    importlib.import_module("sympy")  # which needs nothing of torch: that is being imported meanwhile
-    if importlib.import_module("torch").cuda.is_available():
-        importlib.import_module("torch._inductor.compile_fx")
+    for name in _NAMES:
+        module = importlib.import_module(name)
+        if _is_over.is_set() or (name == "torch" and not module.cuda.is_available()):
+            return
 
 
-_thread = threading.Thread(target=_import_compiler, daemon=True)
+_thread = threading.Thread(target=_import_compiler)
 
 
 def import_compiler(device: str) -> None:
@@ -46,7 +52,12 @@ def import_compiler(device: str) -> None:
         _thread.start()
 
 
-def wait_for_compiler() -> None:
-    """Return when the import has ended, if it has begun: two threads must not import one thing."""
+def wait_for_compiler(*, is_over: bool = False) -> None:
+    """Return when the import has ended, if it has begun: two threads must not import one thing.
+
+    With `is_over` what has not been begun is left out. A process must not end in the middle of it.
+    """
     if _thread.ident:
+        if is_over:
+            _is_over.set()
         _thread.join()
