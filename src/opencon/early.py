@@ -14,12 +14,12 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 
 
 def keep_memory() -> None:
-    """Let freed memory stay with the process, where the C library is glibc (unless MALLOC_TRIM_THRESHOLD_ is set).
+    """Let freed memory stay with the process, where the C library is glibc (unless OPENCON_KEEP_MEMORY is 0).
 
-    Otherwise every training step on a CPU hands most of its memory back, and is given it anew page by page, zeroed: a
-    quarter of a step on the digits. For a whole process, so not for a library to decide.
+    Otherwise, depending on how the heap happens to lie, every training step on a CPU hands much of its memory back, and is
+    given it anew page by page, zeroed. This is for a whole process, so not for a library to decide.
     """
-    if sys.platform == "linux" and "MALLOC_TRIM_THRESHOLD_" not in os.environ:
+    if sys.platform == "linux" and os.environ.get("OPENCON_KEEP_MEMORY") != "0":
         with contextlib.suppress(OSError, AttributeError):
             mallopt = ctypes.CDLL(None).mallopt
             mallopt(M_MMAP_THRESHOLD, 1 << 30)
