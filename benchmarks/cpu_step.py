@@ -25,9 +25,9 @@ from PIL import Image, ImageEnhance
 from torch import Tensor
 
 from measure import save
+from opencon.cli.base import keep_memory
 from opencon.config import AugmentConfig
 from opencon.data.augment import Augment
-from opencon.early import keep_memory
 from opencon.experiments.recipes import get_recipe
 from opencon.experiments.run import Workbench, build_loader, prepare
 from opencon.optim import build_optimizer
@@ -169,9 +169,7 @@ def measure_step(repeats: int) -> dict[str, Any]:
         bench = prepare(get_recipe("digits"), CPU)
         loader = build_loader(bench)
         optimizer = build_optimizer(bench.method, bench.config.train)
-        step = TrainStep(
-            bench.method, optimizer, loader, torch.amp.GradScaler("cpu", enabled=False), is_compiled=compiled
-        )
+        step = TrainStep(bench.method, optimizer, loader, torch.amp.GradScaler("cpu", enabled=False), compiled=compiled)
         step.start_epoch(loader.draw(0))
 
         def one_step() -> None:

@@ -10,6 +10,7 @@ before an epoch does, so methods that do it want --data and --weights.
 from __future__ import annotations
 
 import argparse
+import gc
 import statistics
 import time
 from typing import Any
@@ -127,6 +128,10 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--name", default="epoch")
     args = parser.parse_args()
+    if args.data and args.num_train:
+        parser.error("--num-train is for made-up images")
+    if args.profile and args.epochs < 2:
+        parser.error("--profile takes at least two epochs: the last one is profiled")
     if args.quick:
         args.epochs, args.num_train = 2, args.num_train or 2048
     device = pick_device()
@@ -134,6 +139,7 @@ def main() -> None:
     for recipe in args.recipes:
         rows.append(measure(recipe, args, device))
         torch.compiler.reset()
+        gc.collect()  # a compiled method and its object hold each other
         if device.type == "cuda":
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()

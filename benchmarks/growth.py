@@ -41,9 +41,7 @@ def step_ms(device: torch.device, *, batch: int, classes: int, images: int, step
     bench = assemble(config, Dataset(info, ImageSet(pixels, torch.arange(images) % classes, names), None), device)
     bench.method.embedder.fold_frozen()
     loader, optimizer = build_loader(bench), build_optimizer(bench.method, config.train)
-    step = TrainStep(
-        bench.method, optimizer, loader, torch.amp.GradScaler(device.type, enabled=False), is_compiled=False
-    )
+    step = TrainStep(bench.method, optimizer, loader, torch.amp.GradScaler(device.type, enabled=False), compiled=False)
     bench.method.train()
     advance = Captured(step) if on_gpu else step
     step.start_epoch(loader.draw(0))

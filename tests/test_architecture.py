@@ -15,7 +15,7 @@ SOURCE = Path(opencon.__file__).parent
 
 # A module may import only from rooms on floors below its own.
 FLOORS = [
-    {"errors", "version", "early"},
+    {"errors", "version"},
     {"registry"},  # config asks it for did-you-mean
     {"config", "runtime", "kernels"},  # kernels: opened by prototypes, on a GPU only
     {"losses", "prototypes", "cluster", "mixture", "metrics", "encoders", "data"},

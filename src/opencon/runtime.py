@@ -9,17 +9,14 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any
 
 import torch
 
-from opencon.early import wait_for_compiler
 from opencon.errors import ConfigError
 from opencon.version import __version__
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 
 def pick_device(name: str = "auto") -> torch.device:
@@ -37,12 +34,6 @@ def pick_device(name: str = "auto") -> torch.device:
     if device.type == "cuda" and device.index is not None:
         torch.cuda.set_device(device)  # streams and Triton kernels go to the current one
     return device
-
-
-def compiled(function: F) -> F:
-    """`torch.compile`, once its own import has ended."""
-    wait_for_compiler()
-    return cast(F, torch.compile(function))
 
 
 @functools.cache

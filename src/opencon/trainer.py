@@ -14,7 +14,6 @@ from opencon.data.loader import Draws, TwoStreamLoader, tree_map
 from opencon.errors import DivergedError
 from opencon.methods.base import Epoch, FeatureBank, Method
 from opencon.optim import learning_rate, set_learning_rate
-from opencon.runtime import compiled
 
 OnStep = Callable[[int, int], None]  # (epoch, finished steps)
 OnEpoch = Callable[[int, dict[str, float]], None]  # (epoch, mean of each logged term)
@@ -33,7 +32,7 @@ def fit(
     on_epoch: OnEpoch = lambda epoch, means: None,
 ) -> None:
     """Train `method` in place, from `first_epoch` to the end. Everything slow or optional happens in the callbacks."""
-    step = TrainStep(method, optimizer, loader, scaler, is_compiled=config.compile)
+    step = TrainStep(method, optimizer, loader, scaler, compiled=config.compile)
     # A gradient scaler decides on the host whether to step; nothing else of ours does.
     captured = config.capture and step.device.type == "cuda" and method.reads_nothing and not scaler.is_enabled()
     advance: Callable[[], None] = Captured(step) if captured else step
@@ -67,10 +66,10 @@ class TrainStep:
         loader: TwoStreamLoader,
         scaler: torch.amp.GradScaler,
         *,
-        is_compiled: bool,
+        compiled: bool,
     ) -> None:
         self.method, self.optimizer, self.loader, self.scaler = method, optimizer, loader, scaler
-        self.loss_of = compiled(method.step) if is_compiled else method.step
+        self.loss_of = torch.compile(method.step) if compiled else method.step
         self.device = loader.images.device
         self.index = torch.zeros(1, dtype=torch.long, device=self.device)  # of this step in its epoch
         self.draws: Draws | None = None

@@ -1,5 +1,6 @@
 """DS3L's two levels against differences, its weight net's Adam against torch's, and its settings."""
 
+import copy
 import math
 from dataclasses import replace
 
@@ -90,6 +91,17 @@ def test_weight_net_follows_the_loss_after_a_look_ahead(inner, seed):
     want = torch.tensor(slope(after, s["phi"], 1e-3), dtype=torch.float64)
     assert want.abs().max() > 1e-4
     torch.testing.assert_close(gradient, want, rtol=1e-3, atol=1e-3 * want.abs().max().item())
+
+
+def test_a_copy_looks_ahead_with_its_own_weights():
+    method, batch = build(), small_batch()
+    other = copy.deepcopy(method)
+    with torch.no_grad():
+        other.classifier.weight *= 2
+    fresh = build()
+    fresh.load_state_dict(other.state_dict())
+    torch.testing.assert_close(other.step(batch).carry, fresh.step(batch).carry)
+    assert not torch.allclose(other.step(batch).carry[0], method.step(batch).carry[0])
 
 
 def test_a_step_down_the_gradient_lowers_the_loss_after_the_look_ahead():

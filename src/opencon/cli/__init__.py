@@ -8,8 +8,7 @@ from __future__ import annotations
 import sys
 
 from opencon.cli import photos, research
-from opencon.cli.base import app, errors
-from opencon.early import keep_memory, wait_for_compiler
+from opencon.cli.base import app, errors, keep_memory
 from opencon.errors import OpenConError
 
 __all__ = ["app", "main", "photos", "research"]
@@ -23,5 +22,3 @@ def main(argv: list[str] | None = None) -> None:
     except OpenConError as err:
         errors.print(f"opencon: {err}")
         sys.exit(2)
-    finally:
-        wait_for_compiler(is_over=True)

@@ -5,8 +5,11 @@ Heavy rooms (torch, scikit-learn) are imported inside the commands, so that --he
 
 from __future__ import annotations
 
+import ctypes
+import os
+import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -31,6 +34,24 @@ errors = Console(stderr=True, highlight=False, markup=False, emoji=False, soft_w
 
 Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda or cuda:N.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the plan and the settings, compute nothing.")]
+
+
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
+
+
+def keep_memory() -> None:
+    """Let freed memory stay with the process, where the C library is glibc (unless OPENCON_KEEP_MEMORY is 0).
+
+    Otherwise, depending on how the heap happens to lie, every training step on a CPU hands much of its memory back, and is
+    given it anew page by page, zeroed. This is for a whole process, so not for a library to decide.
+    """
+    if sys.platform == "linux" and os.environ.get("OPENCON_KEEP_MEMORY") != "0":
+        with suppress(OSError, AttributeError):
+            mallopt = ctypes.CDLL(None).mallopt
+            # Some versions refuse more than 32 MB. Alone, the second call would do harm: it also ends the adaptation of the
+            # first threshold, which starts at 128 kB.
+            if mallopt(M_MMAP_THRESHOLD, 1 << 30) or mallopt(M_MMAP_THRESHOLD, 1 << 25):
+                mallopt(M_TRIM_THRESHOLD, (1 << 31) - 1)
 
 
 @app.callback(invoke_without_command=True)

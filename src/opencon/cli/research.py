@@ -16,7 +16,6 @@ from rich.table import Table
 
 from opencon.cli.base import Device, DryRun, app, console, errors, resumable, show_count, show_plan
 from opencon.config import RunConfig, to_dict, with_settings
-from opencon.early import import_compiler
 from opencon.errors import ConfigError
 
 Out = Annotated[Path | None, typer.Option("--out", help="Folder for the run; default: runs/ and the recipe's name.")]
@@ -73,8 +72,6 @@ def train(
     dry_run: DryRun = False,
 ) -> None:
     """Train a method on a data set, or resume a run that was interrupted."""
-    if not dry_run:
-        import_compiler(device)
     from opencon.experiments.recipes import get_recipe, read_config
 
     if (recipe is None) == (config is None):
@@ -102,8 +99,6 @@ def pretrain(
     dry_run: DryRun = False,
 ) -> None:
     """Train an encoder without labels (SimCLR); its encoder.safetensors is what `train --weights` takes."""
-    if not dry_run:
-        import_compiler(device)
     from opencon.experiments.recipes import get_recipe
 
     name = recipe.removeprefix("simclr/")

@@ -32,7 +32,7 @@ from opencon.metrics import evaluate, knn_accuracy
 from opencon.optim import build_optimizer
 from opencon.report.figures import embedding_figure
 from opencon.runs import RunFolder
-from opencon.runtime import compiled, environment, seeded
+from opencon.runtime import environment, seeded
 from opencon.trainer import fit
 
 MOST_PROBLEMS = 10  # files set aside that are named one by one
@@ -212,7 +212,7 @@ def build_loader(bench: Workbench) -> TwoStreamLoader:
     augments = [Augment(kind, image_size=size, channels=bench.images.shape[1]) for kind in kinds]
     if config.train.compile:
         for augment in augments:
-            augment.apply = compiled(augment.apply)  # type: ignore[method-assign]
+            augment.apply = torch.compile(augment.apply)  # type: ignore[method-assign]
     shares = (0, config.train.batch_size)
     if config.method.uses_labels:
         shares = batch_shares(bench.split, config.train.batch_size, config.train.labeled_share)

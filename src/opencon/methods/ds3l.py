@@ -8,6 +8,7 @@ P = H S + 2 H + 1 numbers of the weight net.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
@@ -124,8 +125,7 @@ class DS3L(Method[DS3LConfig]):
         self.weight_net = WeightNet(task.num_seen, config.hidden)
         self.register_buffer("weight", torch.tensor(config.weight_consistency))
         self.swapped = Swapped(self)
-        # Compiled, it would have no second derivative. (As a decorator this would import the compiler with the module.)
-        self.look_ahead = torch.compiler.disable(self.look_ahead)  # type: ignore[method-assign, no-untyped-call, unused-ignore]
+        keep_look_ahead_plain()
 
     @classmethod
     def schedule(cls, kind: Kind, variant: Variant = "released") -> Schedule:
@@ -200,6 +200,12 @@ class DS3L(Method[DS3LConfig]):
         c = self.config
         logits = self.classifier(bank.z)
         return reject_and_cluster(bank, logits, self.task, share=c.reject_share, threshold=c.reject_threshold)
+
+
+@functools.cache
+def keep_look_ahead_plain() -> None:
+    """Let no one compile it: it would have no second derivative. As a decorator this would import the compiler at once."""
+    DS3L.look_ahead = torch.compiler.disable(DS3L.look_ahead)  # type: ignore[method-assign, no-untyped-call, unused-ignore]
 
 
 def terms(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
