@@ -5,6 +5,7 @@ import errno
 import json
 import os
 import shutil
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -12,6 +13,7 @@ import pytest
 from PIL import Image
 
 from opencon import cli
+from opencon.data.photos import shown_name
 from opencon.model import OpenConModel
 
 SEEN, NOVEL, EACH = ("amber", "blue", "green"), ("stripes", "rings"), 10
@@ -174,6 +176,7 @@ def test_predict_on_new_photos(capsys, finished, originals, tmp_path):
     assert len(good["nearest"]) == 3
     assert bad["label"] is None
     assert bad["error"]
+    assert "nowhere does not exist" in refused(capsys, "predict", finished, tmp_path / "nowhere")
     works(capsys, "predict", finished, tmp_path, "--csv", tmp_path / "said.csv", "--device", "cpu")
     with (tmp_path / "said.csv").open(newline="") as file:
         assert [row["file"] for row in csv.DictReader(file)] == [
@@ -189,7 +192,15 @@ def test_groups_get_names_that_predict_and_the_table_use(capsys, finished, origi
     assert OpenConModel.from_pretrained(run).class_names == (*SEEN, "zebra, maybe", "new-2")
     before, after = rows_of(finished), rows_of(run)
     assert [r["predicted"] for r in after] == [r["predicted"].replace("new-1", "zebra, maybe") for r in before]
-    works(capsys, "name", run, tmp_path / "names.csv")  # once more does no harm
+    assert "nothing was changed" in works(capsys, "name", run, tmp_path / "names.csv").out
+    (tmp_path / "names.csv").write_text("group,name\nnew-1,new-2\nnew-2,zebra\n")  # corrected: by the first names
+    works(capsys, "name", run, tmp_path / "names.csv")
+    assert OpenConModel.from_pretrained(run).class_names == (*SEEN, "new-2", "zebra")
+    (tmp_path / "names.csv").write_text("group,name\nzebra,horse\nnew-1,zebra\n")  # and by the names of now
+    works(capsys, "name", run, tmp_path / "names.csv")
+    assert OpenConModel.from_pretrained(run).class_names == (*SEEN, "zebra", "horse")
+    swapped = {"new-1": "zebra", "new-2": "horse"}
+    assert [r["predicted"] for r in rows_of(run)] == [swapped.get(r["predicted"], r["predicted"]) for r in before]
     message = refused(capsys, "name", run, tmp_path / "nowhere.csv")
     assert "nowhere.csv" in message
     (tmp_path / "names.csv").write_text("group,name\nnew-9,zebra\n")
@@ -345,6 +356,17 @@ def test_a_full_disk_loses_nothing_that_was_written(capsys, originals, finished,
     assert "What assignments.csv held before is intact." in message
     assert (run / "assignments.csv").read_bytes() == before
     assert not list(run.glob("*.partial"))
+
+
+def test_a_discovery_is_not_a_run_of_train(capsys, finished):
+    for words in (("evaluate", finished), ("train", "digits", "--out", finished)):
+        assert "holds a discovery" in refused(capsys, *words)
+
+
+def test_photos_under_no_common_folder_keep_their_whole_names():
+    assert shown_name(Path("/a/b.jpg"), Path("/a")) == "b.jpg"
+    assert shown_name(Path("/a/b.jpg"), Path("/")) == "/a/b.jpg"
+    assert shown_name(Path("c/b.jpg"), Path("/")) == "c/b.jpg"
 
 
 def test_a_run_folder_of_something_else_cannot_predict(capsys, originals, tmp_path):

@@ -200,6 +200,7 @@ def test_whole_numbers_with_gaps(blobs):
         ([3, None, -1, 1], [1, 3], [1, -1, -1, 0]),
         (["b", None, "a"], ["a", "b"], [1, -1, 0]),
         (np.array(["b", np.nan, "a"], dtype=object), ["a", "b"], [1, -1, 0]),
+        (["b", np.nan, "a", None, -1], ["a", "b"], [1, -1, 0, -1, -1]),
         (np.array(["b", "a"]), ["a", "b"], [1, 0]),
         ([True, False], [False, True], [1, 0]),
         ([-1, -1], [], [-1, -1]),
@@ -214,7 +215,7 @@ def test_labels_are_numbered(y, classes, codes):
 
 def test_the_string_minus_one_is_a_class():
     with pytest.warns(UserWarning, match='class named "-1". Among strings, None'):
-        classes, codes = encode_labels(["a", -1])  # NumPy makes strings of both
+        classes, codes = encode_labels(np.array(["a", -1]))  # NumPy makes strings of both
     assert (classes.tolist(), codes.tolist()) == (["-1", "a"], [1, 0])
 
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 import shlex
 import time
 from collections.abc import Callable, Mapping
@@ -30,7 +31,7 @@ from torch import Tensor
 from opencon.anchor_count import COUNTERS
 from opencon.class_count import CountEstimate
 from opencon.data.listings import printable
-from opencon.data.photos import Photos, check, some_names, typical_side
+from opencon.data.photos import Photos, check, new_names, some_names, typical_side
 from opencon.encoders.pretrained import open_encoder
 from opencon.errors import DataError, RunError
 from opencon.features import Extractor, FeatureSettings, PhotoFeatures, photo_features
@@ -257,11 +258,9 @@ def _labels_of(photos: Photos, found: PhotoFeatures) -> Tensor:
 
 
 def _class_names(photos: Photos, fitted: Fitted) -> tuple[str, ...]:
-    """The seen classes, then new-1, new-2, ...; a name that a seen class already has is passed over."""
-    taken = set(photos.class_names)
-    numbers = (f"new-{i}" for i in range(1, 10**9))
-    free = (name for name in numbers if name not in taken)
-    return (*photos.class_names, *(next(free) for _ in range(fitted.model.num_classes - fitted.model.num_seen)))
+    """The seen classes, then new-1, new-2, ..."""
+    new = itertools.islice(new_names(photos.class_names), fitted.model.num_classes - fitted.model.num_seen)
+    return (*photos.class_names, *new)
 
 
 def groups_of(fitted: Fitted, labels: Tensor, class_names: tuple[str, ...]) -> list[Group]:

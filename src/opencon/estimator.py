@@ -32,6 +32,7 @@ from torch import Tensor
 from opencon.config import require
 from opencon.data.augment import plain_view
 from opencon.data.listings import printable
+from opencon.data.photos import new_names
 from opencon.data.sources import from_arrays
 from opencon.encoders.pretrained import open_encoder
 from opencon.errors import DataError
@@ -249,12 +250,11 @@ def encode_labels(y: Any) -> tuple[Array, npt.NDArray[np.int64]]:
             "OpenWorldClassifier requires y to be passed, but the target y is None. Give the class of each labeled row "
             "and -1 (None among strings) for the others; for no labels at all there is sklearn.cluster.KMeans."
         )
+    if isinstance(y, (list, tuple)) and any(isinstance(value, str) for value in y):
+        y = np.asarray(y, dtype=object)  # among strings numpy would make text of all else
     y = column_or_1d(y, warn=True)
     if y.dtype == object:
-        # pandas turns None among strings into NaN.
-        given = np.array(
-            [not (value is None or (isinstance(value, float) and math.isnan(value))) for value in y], dtype=bool
-        )
+        given = np.array([not _is_missing(value) for value in y], dtype=bool)
         named = _of_one_type(y[given])
     else:
         if y.dtype.kind == "f" and np.isnan(y).any():
@@ -274,11 +274,20 @@ def encode_labels(y: Any) -> tuple[Array, npt.NDArray[np.int64]]:
     return classes, codes
 
 
+def _is_missing(value: object) -> bool:
+    """None, what pandas makes of it (NaN), or the number -1."""
+    return value is None or (isinstance(value, float) and math.isnan(value)) or (_is_whole(value) and value == -1)
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
+
+
 def _of_one_type(values: Array) -> Array:
     """Objects as an array of strings or of whole numbers."""
     if all(isinstance(value, str) for value in values):
         return values.astype(str)
-    if all(isinstance(value, numbers.Integral) and not isinstance(value, bool) for value in values):
+    if all(_is_whole(value) for value in values):
         return values.astype(np.int64)
     kinds = sorted({type(value).__name__ for value in values})
     raise InputError(
@@ -292,7 +301,7 @@ def with_new(classes: Array, num_new: int) -> Array:
     if not num_new:
         return classes
     if classes.dtype.kind == "U":
-        free = (name for k in itertools.count(1) if (name := f"new-{k}") not in set(classes))
+        free = new_names(classes.tolist())
         return np.concatenate([classes, list(itertools.islice(free, num_new))])
     kind = np.float64 if classes.dtype.kind == "f" else np.int64
     return np.concatenate([classes, classes.max().astype(kind) + 1 + np.arange(num_new)])

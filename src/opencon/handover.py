@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from opencon.data.listings import printable
+from opencon.data.photos import new_names
 from opencon.errors import DataError, RunError
 from opencon.export import export_onnx
 from opencon.model import OpenConModel
@@ -16,11 +17,16 @@ from opencon.runs import RunFolder
 
 
 def rename_groups(run: Path, table: Path) -> dict[str, str]:
-    """Give groups the names in a table group,name; the model and assignments.csv change. Returns old to new name."""
+    """Give groups the names in a table group,name; the model and assignments.csv change. Returns old to new name.
+
+    A group goes by the name it has, or by the one it had first (new-1), which the report shows: a table may be used again
+    with more names or corrected ones.
+    """
     model = OpenConModel.from_pretrained(run)
-    taken = set(model.class_names)
-    # A table that was used before may be used again, with more names in it.
-    names = {old: new for old, new in read_names(table).items() if old in taken or new not in taken}
+    now, seen = model.class_names, model.class_names[: model.num_seen]
+    first = dict(zip(new_names(seen), now[model.num_seen :], strict=False))
+    wanted = {(old if old in now else first.get(old, old)): new for old, new in read_names(table).items()}
+    names = {old: new for old, new in wanted.items() if old != new}
     model.renamed(names).save(run)
     assignments = run / "assignments.csv"
     if assignments.is_file():

@@ -50,6 +50,7 @@ class RunFolder:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as err:
             raise RunError(f"cannot create the run folder {path} ({err.strerror}). Give another --out.") from err
+        _refuse_discovery(path)
         if (path / "config.json").exists():
             changed = _changes(folder.read_json("config.json"), config)
             if changed:
@@ -67,6 +68,7 @@ class RunFolder:
         """A folder that holds a run."""
         if not (path / "config.json").is_file():
             raise RunError(f"{path} holds no run (no config.json). Give the folder that `opencon train --out` wrote.")
+        _refuse_discovery(path)
         return cls(path)
 
     def has(self, name: str) -> bool:
@@ -158,6 +160,13 @@ class RunFolder:
         finally:
             with contextlib.suppress(OSError):
                 partial.unlink(missing_ok=True)
+
+
+def _refuse_discovery(path: Path) -> None:
+    if (path / "discovery.json").is_file():
+        raise RunError(
+            f"{path} holds a discovery (`opencon discover`), not a run of `opencon train`. Give another folder."
+        )
 
 
 def _umask() -> int:

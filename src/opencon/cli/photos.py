@@ -18,7 +18,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from rich.table import Table
 
 from opencon.cli.base import Device, DryRun, app, console, errors, resumable, show_count, show_plan
-from opencon.errors import ConfigError
+from opencon.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from opencon.data.photos import Photos
@@ -94,7 +94,7 @@ def discover(
     show_plan({**plan(photos, how, where), "device": str(where), "folder": str(out)})
     if dry_run:
         return
-    with resumable("Features are kept: the same command goes on from there."), quiet_warnings(), bars() as progress:
+    with resumable(on_return(no_cache)), quiet_warnings(), bars() as progress:
         found = run(
             photos,
             how,
@@ -142,9 +142,12 @@ def predict(
 
     A photo that cannot be read is a line with its error.
     """
+    from opencon.data.listings import printable
     from opencon.model import OpenConModel
     from opencon.runtime import pick_device
 
+    if not any(path.expanduser().exists() for path in images):  # one of many is a line with its error
+        raise DataError(f"{printable(images[0])} does not exist. Give photos, or folders of photos.")
     model = OpenConModel.from_pretrained(run_folder, device=pick_device(device))
     with resumable("Run it again."), quiet_warnings(), bars() as progress:
         found = model.predict(images, progress=lambda done, total: progress("looking", done, total))
@@ -169,6 +172,9 @@ def name(
     changed = rename_groups(run_folder, names)
     for old, new in changed.items():
         console.print(f"{old} is now {new}", soft_wrap=True)
+    if not changed:
+        console.print("Every group has its name already: nothing was changed.")
+        return
     console.print("In assignments.csv and for predict and export; the page keeps the names it was written with.")
 
 
@@ -197,7 +203,7 @@ def count(
     photos = find_photos(folder, labeled, unlabeled, labels, manifest)
     settings = FeatureSettings(encoder=encoder, image_size=size, num_views=0, seed=seed)
     settings = settled(DiscoverConfig(features=settings, fit=OpenWorldConfig()), photos).features
-    with resumable("Features are kept: the same command goes on from there."), quiet_warnings(), bars() as progress:
+    with resumable(on_return(no_cache)), quiet_warnings(), bars() as progress:
         found = count_classes(
             photos,
             settings,
@@ -283,6 +289,13 @@ def write_csv(rows: list[PhotoPrediction], path: Path) -> None:
 def printable_text(text: str) -> str:
     """A file name that any terminal can print."""
     return text.encode("utf-8", "replace").decode()
+
+
+def on_return(no_cache: bool) -> str:
+    """What an interrupted command has left."""
+    if no_cache:
+        return "Nothing was kept (--no-cache): the same command starts over."
+    return "Features are kept: the same command goes on from there."
 
 
 @contextmanager

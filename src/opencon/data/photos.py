@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import itertools
 import json
 import os
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,9 +47,16 @@ class Photos:
         return [shown_name(path, self.root) for path in self.paths]
 
 
+def new_names(taken: Iterable[str]) -> Iterator[str]:
+    """new-1, new-2, ... without end, but for names that are taken."""
+    names = (f"new-{number}" for number in itertools.count(1))
+    return (name for name in names if name not in set(taken))
+
+
 def shown_name(path: Path, root: Path) -> str:
-    """A path below the root, or as it is."""
-    return path.relative_to(root).as_posix() if path.is_relative_to(root) else str(path)
+    """A path below the root, or as it is; as it is too where nothing but the root of all folders is above it."""
+    is_below = root != root.parent and path.is_relative_to(root)
+    return path.relative_to(root).as_posix() if is_below else str(path)
 
 
 def from_two_folders(labeled: Path, unlabeled: Path) -> Photos:
