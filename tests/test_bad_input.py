@@ -143,7 +143,7 @@ def test_a_class_whose_images_are_all_unreadable(capsys, tmp_path, shapes):
 def test_one_unreadable_image_among_good_ones(capsys, tmp_path, shapes):
     (shapes / "square/03.png").write_bytes(b"no picture")
     out = works(capsys, *config(tmp_path, shapes)).out
-    assert f"{shapes / 'square/03.png'} is not an image, whatever its name says\n" in out
+    assert f"set aside: {shapes / 'square/03.png'} is not an image, whatever its name says\n" in out
     split = json.loads((tmp_path / "run/split.json").read_text())
     assert split["num_images"] == 79
 

@@ -297,6 +297,7 @@ def test_interrupted_then_the_same_command_resumes_and_finishes(capsys, finished
         ran = opencon(capsys, *args)
     assert ran.code == 130
     assert ran.err == "opencon: interrupted. The same command resumes from the last finished epoch.\n"
+    assert "note: this run is not finished" in works(capsys, "evaluate", tmp_path / "run").out
     assert not (tmp_path / "run/result.json").exists()
     out = works(capsys, *args).out
     assert "after 1 of 2 epochs" in out

@@ -176,6 +176,7 @@ def test_predict_on_new_photos(capsys, finished, originals, tmp_path):
     assert len(good["nearest"]) == 3
     assert bad["label"] is None
     assert bad["error"]
+    assert "there is no folder" in refused(capsys, "predict", finished, tmp_path, "--csv", tmp_path / "no" / "said.csv")
     assert "nowhere does not exist" in refused(capsys, "predict", finished, tmp_path / "nowhere")
     works(capsys, "predict", finished, tmp_path, "--csv", tmp_path / "said.csv", "--device", "cpu")
     with (tmp_path / "said.csv").open(newline="") as file:

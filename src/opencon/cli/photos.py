@@ -148,6 +148,8 @@ def predict(
 
     if not any(path.expanduser().exists() for path in images):  # one of many is a line with its error
         raise DataError(f"{printable(images[0])} does not exist. Give photos, or folders of photos.")
+    if csv_file is not None and not csv_file.parent.is_dir():
+        raise ConfigError(f"--csv {csv_file}: there is no folder {csv_file.parent}. Make it first.")
     model = OpenConModel.from_pretrained(run_folder, device=pick_device(device))
     with resumable("Run it again."), quiet_warnings(), bars() as progress:
         found = model.predict(images, progress=lambda done, total: progress("looking", done, total))

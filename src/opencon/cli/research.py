@@ -154,6 +154,8 @@ def evaluate(
     if as_json:
         sys.stdout.write(json.dumps(without_nan(record)) + "\n")
         return
+    if not (run_folder / "result.json").is_file():
+        console.print("note: this run is not finished; what is measured is its last checkpoint.")
     scores, counted = record.pop("novelty", None), record.pop("count", None)
     console.print(result_table(record, title=str(run_folder)))
     if scores is not None:

@@ -253,7 +253,7 @@ def train(
         callbacks.say(f"The images would take {gb:.3g} GB: they are read from their files while training.")
     problems = bench.dataset.train.problems
     for problem in problems[:MOST_PROBLEMS]:
-        callbacks.say(problem)
+        callbacks.say(f"set aside: {problem}")
     if len(problems) > MOST_PROBLEMS:
         callbacks.say(f"... and {len(problems) - MOST_PROBLEMS} more files were set aside.")
     if not started:  # config.json last: it makes the folder a run
