@@ -156,6 +156,20 @@ def test_an_unknown_number_of_groups():
     assert accuracy(found, labels, truth)[0] > 0.98
 
 
+@pytest.mark.parametrize("seed", [0, 2])
+def test_classes_too_small_to_measure_leave_the_estimate_as_it_is(seed):
+    """Eight classes of five rows, two labeled rows: twice as many groups could not be merged again."""
+    g = torch.Generator().manual_seed(seed)
+    x = (torch.randn(8, 1, 16, generator=g) + 0.6 * torch.randn(8, 5, 16, generator=g)).flatten(0, 1)
+    labels = torch.full((40,), -1)
+    labels[0], labels[5] = 0, 1
+    found = fit_features(x, labels, OpenWorldConfig(steps=0))
+    assert found.count.low < found.count.high  # not sure
+    assert found.model.num_classes == found.count.num_classes
+    assert 6 <= found.model.num_classes <= 10
+    assert "were looked for" not in found.count.why
+
+
 def test_large_and_small_classes():
     """Noise on the scale of the classes' distances, instead of their own, would spread the large ones over the small."""
     x, labels, truth = problem((150, 30, 150, 20), num_seen=2)

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -66,6 +66,15 @@ class CountEstimate:
     high: int  # the largest number that fits about as well
     curve: tuple[tuple[int, float], ...]  # (k, score), ascending k; larger is better
     why: str  # one sentence
+
+    def merged(self, num_classes: int, times: int) -> CountEstimate:
+        """The estimate with what merging has left, where so many times as many groups were looked for."""
+        why = (
+            f"{self.why} {times} times as many were looked for, and groups no more apart than the halves of a seen class "
+            f"were made one, which left {num_classes}."
+        )
+        low, high = min(self.low, num_classes), max(self.high, num_classes)
+        return replace(self, num_classes=num_classes, low=low, high=high, why=why)
 
 
 @dataclass(frozen=True)

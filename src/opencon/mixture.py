@@ -155,6 +155,11 @@ def softness(logits: Tensor, confidence: float) -> float:
     return high
 
 
+def can_merge(assignment: Tensor, num_seen: int) -> bool:
+    """Whether `merge_alike` has a class to go by."""
+    return bool((torch.bincount(assignment, minlength=num_seen)[:num_seen] >= SMALLEST_CUT).any())
+
+
 @torch.no_grad()
 def merge_alike(z: Tensor, assignment: Tensor, *, num_seen: int) -> Tensor:
     """Make one of two groups that are no more apart than the two halves of a seen class: the new assignment (M,).

@@ -30,7 +30,7 @@ from opencon.data.loader import TwoStreamLoader
 from opencon.encoders.rows import ResidualHead, RowEmbedder, RowEncoder, set_affine
 from opencon.errors import DataError
 from opencon.methods import METHODS, FeatureBank, Method, OpenCon, OpenConConfig, Task
-from opencon.mixture import by_size, fit_mixture, held_out_accuracy, merge_alike, settle, softness
+from opencon.mixture import by_size, can_merge, fit_mixture, held_out_accuracy, merge_alike, settle, softness
 from opencon.optim import build_optimizer
 from opencon.runtime import generator, seeded
 from opencon.trainer import fit
@@ -202,7 +202,7 @@ def fit_features(
         shape, want = tuple(views.shape), f"({len(x)}, V, {x.shape[1]})"
         raise DataError(f"views has shape {shape}, but x has shape {tuple(x.shape)}. Give views of each row: {want}.")
     x, labels = x.detach().to(CPU, torch.float32), labels.to(CPU, torch.long)
-    count, num_novel = None, config.num_novel
+    count, num_novel, least = None, config.num_novel, None
     if num_novel is None:
         from opencon.class_count import estimate_classes
 
@@ -210,10 +210,11 @@ def fit_features(
         # Where halves of the data disagree, classes overlap and the estimate tends to be low: look for more than that, and
         # let merging decide.
         sure = count.low == count.high or count.num_classes == num_seen
-        num_novel = (1 if sure else PLENTY) * count.num_classes - num_seen
+        least = count.num_classes - num_seen
+        num_novel = least if sure else PLENTY * count.num_classes - num_seen
     num_novel = min(num_novel, int((labels < 0).sum()))  # a group needs a row of its own
 
-    encoder, start, accuracy = _start(x, labels, num_seen, num_novel, config.seed)
+    encoder, start, accuracy = _start(x, labels, num_seen, num_novel, config.seed, least)
     model = OpenWorldModel(
         num_features=x.shape[1],
         dim=encoder.num_features,
@@ -230,20 +231,13 @@ def fit_features(
     return _finish(model, x, labels, start, accuracy, count, history)
 
 
-def _recounted(count: CountEstimate, num_classes: int) -> CountEstimate:
-    """The estimate with the number that merging has left."""
-    why = (
-        f"{count.why} {PLENTY} times as many were looked for, and groups no more apart than the halves of a seen class "
-        f"were made one, which left {num_classes}."
-    )
-    low, high = min(count.low, num_classes), max(count.high, num_classes)
-    return replace(count, num_classes=num_classes, low=low, high=high, why=why)
-
-
-def _start(x: Tensor, labels: Tensor, num_seen: int, num_novel: int, seed: int) -> tuple[RowEncoder, Tensor, float]:
+def _start(
+    x: Tensor, labels: Tensor, num_seen: int, num_novel: int, seed: int, least: int | None = None
+) -> tuple[RowEncoder, Tensor, float]:
     """The fixed part of the model, a class for every row (M,), and how often such a class is right.
 
     That is measured before training: afterwards labeled rows look better than others, for the head has learned them.
+    Where seen classes are too small to say which of many groups are one, `least` new groups are looked for instead.
     """
     num_classes = num_seen + num_novel
     dim = min(max(2 * num_classes, DIMS[0]), DIMS[1], max(x.shape[1], 2))
@@ -254,6 +248,8 @@ def _start(x: Tensor, labels: Tensor, num_seen: int, num_novel: int, seed: int) 
     starts = int(min(max(START_WORK / (len(x) * dim * num_classes), 4), MOST_STARTS))
     stream = generator(CPU, seed, CLUSTERS)
     found = kmeans(z, num_classes, labels=labels, num_seen=num_seen, num_starts=starts, generator=stream)
+    if least is not None and least < num_novel and not can_merge(found.assignment, num_seen):
+        return _start(x, labels, num_seen, least, seed)
     start = by_size(merge_alike(z, found.assignment, num_seen=num_seen), num_seen)
     whitening, start = settle(z, start, labels, num_seen=num_seen, rounds=ROUNDS_BEFORE)
     set_affine(encoder.whiten, whitening.center, whitening.matrix)
@@ -354,7 +350,7 @@ def _finish(
     done.outlier_threshold.fill_(low - OUTLIER_MARGIN * (middle - low) - 1e-4)
     done.eval().requires_grad_(False)
     if count is not None and count.num_classes != done.num_classes:
-        count = _recounted(count, done.num_classes)
+        count = count.merged(done.num_classes, PLENTY)
     return Fitted(done, z, done.predict_embedded(z), count, history)
 
 
