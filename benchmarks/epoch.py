@@ -4,7 +4,7 @@ python benchmarks/epoch.py cifar100 --epochs 8 [--set train.capture=false] [--pr
 python benchmarks/epoch.py orca/cifar100 gcd/cifar100 --data FOLDER --weights FILE --name epoch-methods
 
 Without --data the images are made up, of the right shape: the speed of a step does not depend on what they show. Clustering
-before an epoch does, so methods that do it want --data and --weights.
+before an epoch does, so methods that do it want --data and --weights, and more --epochs than come before the first.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Write docs/performance.md from results/*.json, so that no number on that page is typed by hand.
+"""Write the pages and tables of docs that are made from results/*.json, so that no number there is typed by hand.
 
 python benchmarks/page.py
 """

@@ -68,10 +68,10 @@ class CountEstimate:
     why: str  # one sentence
 
     def merged(self, num_classes: int, times: int) -> CountEstimate:
-        """The estimate with what merging has left, where so many times as many groups were looked for."""
+        """The estimate with what merging has left. More than estimated means that so many times as many were looked for."""
+        more = f"{times} times as many were looked for, and groups" if num_classes > self.num_classes else "Groups"
         why = (
-            f"{self.why} {times} times as many were looked for, and groups no more apart than the halves of a seen class "
-            f"were made one, which left {num_classes}."
+            f"{self.why} {more} no more apart than the halves of a seen class were made one, which left {num_classes}."
         )
         low, high = min(self.low, num_classes), max(self.high, num_classes)
         return replace(self, num_classes=num_classes, low=low, high=high, why=why)

@@ -41,11 +41,10 @@ from opencon.model import OpenConModel
 from opencon.openworld import Fitted, OpenWorldConfig, fit_features
 from opencon.report.html import ReportData, headline, write_report
 from opencon.report.map import map_positions
-from opencon.runs import RunFolder
+from opencon.runs import DISCOVERY, RunFolder
 from opencon.runtime import environment
 
 SMALL_SIDE, SMALL_SIZE = 144, 128  # photos up to this side are looked at in this size: more pixels would be made up
-FOLDER_OF_A_DISCOVERY = "discovery.json"
 
 Progress = Callable[[str, int, int], None]  # stage, done, all
 
@@ -118,10 +117,10 @@ def open_folder(out: Path) -> RunFolder:
     """A new or empty folder, or one that a discovery wrote before; found out before any work."""
     try:
         out.mkdir(parents=True, exist_ok=True)
-        if any(out.iterdir()) and not (out / FOLDER_OF_A_DISCOVERY).exists():
+        if any(out.iterdir()) and not (out / DISCOVERY).exists():
             raise RunError(f"{out} is not empty and holds no discovery. Give an empty or a new folder with --out.")
         folder = RunFolder(out)
-        folder.write_json(FOLDER_OF_A_DISCOVERY, {"what": "a folder of `opencon discover`"})
+        folder.write_json(DISCOVERY, {"what": "a folder of `opencon discover`"})
     except OSError as err:
         raise RunError(f"cannot write to {out} ({err.strerror}). Give another --out.") from err
     return folder

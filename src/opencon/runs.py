@@ -30,6 +30,7 @@ from torch import Tensor
 from opencon.config import differences
 from opencon.errors import ConfigError, RunError
 
+DISCOVERY = "discovery.json"  # makes a folder one of `opencon discover`
 # Settings that may change when a run is resumed: where files lie and how they are read, how often it looks and saves.
 HARMLESS = {"data.root", "data.memory_gb", "encoder.weights", "train.log_every", "train.save_seconds", "eval.every"}
 
@@ -163,7 +164,7 @@ class RunFolder:
 
 
 def _refuse_discovery(path: Path) -> None:
-    if (path / "discovery.json").is_file():
+    if (path / DISCOVERY).is_file():
         raise RunError(
             f"{path} holds a discovery (`opencon discover`), not a run of `opencon train`. Give another folder."
         )

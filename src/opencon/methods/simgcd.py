@@ -104,7 +104,7 @@ class SimGCD(Method[SimGCDConfig]):
         """The released code's; views as for GCD. digits: ours."""
         if kind == "digits":
             return usual(SimGCDConfig(teacher_epochs=20), kind, batch_size=128, labeled_share=0.5, epochs=60)
-        # Released scripts: 4 for CIFAR-100, 2 for CUB, 1 for the others of their kinds (by --set, see docs/methods.md).
+        # Released scripts: 4 for CIFAR-100, 2 for CUB, 1 for the others of their kinds (`special`).
         weight = {"cifar": 4.0, "imagenet": 1.0, "fine_grained": 2.0}[kind]
         augment = CROP_FLIP if kind == "fine_grained" else None
         return usual(SimGCDConfig(weight_entropy=weight), kind, augment=augment, **TRAIN)
