@@ -47,6 +47,33 @@ def test_views_are_the_same_on_both_devices():
     )
 
 
+@pytest.mark.parametrize(
+    ("size", "source", "settings"),
+    [
+        (32, (32, 32), {}),
+        (16, (64, 32), {"jitter": (0.0, 0.4, 0.0, 0.1)}),
+        (64, (32, 64), {"jitter": (0.4, 0.0, 0.4, 0.0)}),
+        (32, (32, 32), {"jitter_p": 0.0, "gray_p": 0.0, "flip_p": 0.0}),
+    ],
+)
+def test_view_kernel_equals_the_plain_views(size, source, settings):
+    augment = Augment(AugmentConfig(**settings), image_size=size, channels=3)
+    images = torch.randint(0, 256, (500, 3, *source), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    images[0], images[1], images[2] = 0, 255, images[2, :1]
+    params = augment.draw(500, source, torch.Generator(CUDA).manual_seed(1))
+    images = images.to(CUDA)
+    assert augment.has_kernel(images)
+    fast = augment.apply(images, params)
+    augment.kernels = False
+    torch.testing.assert_close(fast, augment.apply(images, params), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("settings", [{"blur_p": 0.5}, {"rotate": 10.0}, {"crop_scale": None}])
+def test_no_view_kernel_for_what_it_does_not_do(settings):
+    augment = Augment(AugmentConfig(**settings), image_size=32, channels=3)
+    assert not augment.has_kernel(torch.zeros(1, 3, 32, 32, dtype=torch.uint8, device=CUDA))
+
+
 def trained(*settings, bench=None):
     config = with_settings(get_recipe("digits"), ["train.epochs=8", "method.ramp_epochs=4", *settings])
     bench = bench or prepare(config, CUDA)

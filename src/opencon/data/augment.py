@@ -23,6 +23,8 @@ from torch import Tensor
 
 from opencon.config import AugmentConfig
 from opencon.data.color import CONTRAST, HUE, choose, jitter, to_gray
+from opencon.data.streaming import Images
+from opencon.runtime import has_triton
 
 CROP_TRIES = 10  # torchvision's RandomResizedCrop; then the largest centered crop of an allowed ratio
 
@@ -53,6 +55,8 @@ class Augment:
         self.channels = channels
         last = HUE if channels == 3 else CONTRAST  # one channel has neither saturation nor hue
         self.operations = tuple(k for k in range(last + 1) if config.jitter[k] > 0 and config.jitter_p > 0)
+        self.warps = config.rotate > 0 or config.shift > 0 or config.zoom != (1.0, 1.0)
+        self.kernels = True  # on a GPU: one Triton kernel for all of it, where there is one
 
     def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
         """One view of each image: uint8 (B, channels, H, W) -> float32 (B, channels, S, S) in [0, 1]."""
@@ -77,7 +81,7 @@ class Augment:
             params["box"] = crop_box(share, log_ratio.exp(), uniform(0.0, 1.0, 2), source_size, c.crop_ratio)
         if c.flip_p > 0:
             params["is_flipped"] = chance(c.flip_p)
-        if c.rotate > 0 or c.shift > 0 or c.zoom != (1.0, 1.0):
+        if self.warps:
             params["angle"] = uniform(-math.radians(c.rotate), math.radians(c.rotate))
             params["shift"] = uniform(-c.shift, c.shift, 2)
             params["zoom"] = uniform(*c.zoom)
@@ -99,11 +103,23 @@ class Augment:
             params["sigma"] = uniform(*c.blur_sigma)
         return ViewParams(**params)
 
+    def has_kernel(self, images: Images) -> bool:
+        """Whether such images are augmented by one kernel: color, small, cropped, neither warped nor blurred."""
+        c, sides = self.config, {*images.shape[-2:], self.image_size}
+        if not (self.kernels and images.device.type == "cuda" and has_triton()):
+            return False
+        is_plain = c.crop_scale is not None and c.blur_p == 0 and not self.warps
+        return is_plain and self.channels == 3 and sides <= {16, 32, 64}
+
     def apply(self, images: Tensor, params: ViewParams) -> Tensor:
         """The views that `params` describe: uint8 (B, channels, H, W) -> float32 (B, channels, S, S) in [0, 1]."""
         assert images.dtype == torch.uint8, f"images are uint8, not {images.dtype}"
         assert images.shape[1] == self.channels, f"images have {images.shape[1]} channels, not {self.channels}"
         p, size = params, self.image_size
+        if self.has_kernel(images):
+            from opencon.data.view_kernel import views_kernel
+
+            return views_kernel(images, p, self.operations, size)
         if p.box is not None:
             x = resized_crop(images, p.box, size, p.is_flipped)
         else:

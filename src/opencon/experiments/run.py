@@ -210,8 +210,9 @@ def build_loader(bench: Workbench) -> TwoStreamLoader:
     size = config.augment.size or bench.images.shape[-1]
     kinds = [config.augment] if config.strong is None else [config.augment, config.strong]
     augments = [Augment(kind, image_size=size, channels=bench.images.shape[1]) for kind in kinds]
-    if config.train.compile:
-        for augment in augments:
+    for augment in augments:
+        augment.kernels = config.train.kernels
+        if config.train.compile and not augment.has_kernel(bench.images):
             augment.apply = torch.compile(augment.apply)  # type: ignore[method-assign]
     shares = (0, config.train.batch_size)
     if config.method.uses_labels:

@@ -1,0 +1,131 @@
+"""Views of small images in one Triton kernel: imported only on a machine with a GPU. Its plain form is `Augment.apply`.
+
+The plain form computes every operation for every image and keeps it where it is due. Here one program makes one view: it
+keeps the pixels in registers from crop to gray, and knows what is due when.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from opencon.data.color import BRIGHTNESS, CONTRAST, HUE, SATURATION
+
+if TYPE_CHECKING:
+    from opencon.data.augment import ViewParams
+
+# Triton compiles the signatures too: their arguments cannot carry type hints. What it is to know when it compiles is in
+# capitals; such a condition needs an `if` of its own.
+
+
+@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
+def _shares(start, length, is_flipped, SIZE: tl.constexpr, SOURCE: tl.constexpr):  # type: ignore[no-untyped-def]
+    """(SIZE, SOURCE): `augment._resize_weights` of one image."""
+    step = length / SIZE
+    along = step * (tl.arange(0, SIZE) + 0.5)
+    center = start + tl.where(is_flipped, length - along, along)
+    pixel = tl.arange(0, SOURCE) + 0.5
+    depth = tl.minimum(pixel - start, start + length - pixel)
+    shares = 1.0 - tl.abs(pixel[None, :] - center[:, None]) / tl.maximum(step, 1.0)
+    shares = tl.maximum(tl.minimum(shares, 2.0 * depth[None, :]), 0.0)
+    return shares / tl.sum(shares, axis=1)[:, None]
+
+
+@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
+def _cut(image_ptr, rows, columns, HEIGHT: tl.constexpr, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
+    """(S, S): one channel of `augment.resized_crop`. Sides are far too small for TF32 to pay."""
+    places = tl.arange(0, HEIGHT)[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
+    pixels = tl.load(image_ptr + places).to(tl.float32) / 255.0
+    across = tl.dot(pixels, tl.trans(columns), input_precision="ieee")
+    return _unit(tl.dot(rows, across, input_precision="ieee"))
+
+
+@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
+def _unit(x):  # type: ignore[no-untyped-def]
+    return tl.minimum(tl.maximum(x, 0.0), 1.0)
+
+
+@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
+def _luma(r, g, b):  # type: ignore[no-untyped-def]
+    return 0.2989 * r + 0.587 * g + 0.114 * b
+
+
+@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
+def _lacks(h, own):  # type: ignore[no-untyped-def]
+    """How much of the chroma a channel lacks at hue h: see `color.shift_hue`."""
+    return _unit(2.0 - tl.abs(tl.abs(h - own) - 3.0))
+
+
+@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
+def _due(factors_ptr, turns_ptr, turn, rest, COLUMN: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The factor of a jitter operation if this is its turn, else `rest`. Column -1: there is no such operation."""
+    if COLUMN < 0:
+        return rest
+    return tl.where(tl.load(turns_ptr + COLUMN) == turn, tl.load(factors_ptr + COLUMN), rest)
+
+
+@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
+def _views(  # type: ignore[no-untyped-def]
+    images_ptr, box_ptr, is_flipped_ptr, is_jittered_ptr, factors_ptr, turns_ptr, is_gray_ptr, out_ptr,
+    HEIGHT: tl.constexpr, WIDTH: tl.constexpr, SIZE: tl.constexpr, FLIPS: tl.constexpr, GRAYS: tl.constexpr,
+    TURNS: tl.constexpr, BRIGHTNESS: tl.constexpr, CONTRAST: tl.constexpr, SATURATION: tl.constexpr, HUE: tl.constexpr,
+):  # fmt: skip
+    own = tl.program_id(0)
+    box_ptr += 4 * own
+    top, left = tl.load(box_ptr).to(tl.float32), tl.load(box_ptr + 1).to(tl.float32)
+    height, width = tl.load(box_ptr + 2).to(tl.float32), tl.load(box_ptr + 3).to(tl.float32)
+    is_flipped = tl.load(is_flipped_ptr + own) != 0 if FLIPS else False
+    rows = _shares(top, height, False, SIZE, HEIGHT)
+    columns = _shares(left, width, is_flipped, SIZE, WIDTH)
+    images_ptr += own * 3 * HEIGHT * WIDTH
+    r = _cut(images_ptr, rows, columns, HEIGHT, WIDTH)
+    g = _cut(images_ptr + HEIGHT * WIDTH, rows, columns, HEIGHT, WIDTH)
+    b = _cut(images_ptr + 2 * HEIGHT * WIDTH, rows, columns, HEIGHT, WIDTH)
+
+    if TURNS > 0:  # noqa: SIM102
+        if tl.load(is_jittered_ptr + own) != 0:
+            factors_ptr += own * TURNS
+            turns_ptr += own * TURNS
+            for turn in tl.static_range(TURNS):
+                contrast = _due(factors_ptr, turns_ptr, turn, 1.0, CONTRAST)
+                saturation = _due(factors_ptr, turns_ptr, turn, 1.0, SATURATION)
+                keep = _due(factors_ptr, turns_ptr, turn, 1.0, BRIGHTNESS) * contrast * saturation  # two of them are 1
+                gray = _luma(r, g, b)
+                base = (1.0 - contrast) * (tl.sum(gray) / (SIZE * SIZE)) + (1.0 - saturation) * gray
+                r, g, b = _unit(keep * r + base), _unit(keep * g + base), _unit(keep * b + base)
+                shift = _due(factors_ptr, turns_ptr, turn, 0.0, HUE)
+                if shift != 0.0:
+                    most, least = tl.maximum(tl.maximum(r, g), b), tl.minimum(tl.minimum(r, g), b)
+                    c = most - least
+                    h = tl.abs(1.0 + (g + b - r - least) / tl.maximum(c, 1e-12))
+                    h = tl.where(g < b, -h, h) + 6.0 * shift
+                    h = h - 6.0 * tl.floor(h / 6.0)
+                    r, g, b = most - c * _lacks(h, 0.0), most - c * _lacks(h, 2.0), most - c * _lacks(h, 4.0)
+    if GRAYS:  # noqa: SIM102
+        if tl.load(is_gray_ptr + own) != 0:
+            r = _luma(r, g, b)
+            g, b = r, r
+
+    places = tl.arange(0, SIZE)[:, None] * SIZE + tl.arange(0, SIZE)[None, :]
+    out_ptr += own * 3 * SIZE * SIZE
+    tl.store(out_ptr + places, r)
+    tl.store(out_ptr + SIZE * SIZE + places, g)
+    tl.store(out_ptr + 2 * SIZE * SIZE + places, b)
+
+
+def views_kernel(images: Tensor, params: ViewParams, operations: Sequence[int], size: int) -> Tensor:
+    """`Augment.apply` for color images whose sides are powers of two from 16 on: crop, flip, jitter and gray."""
+    p, (num_images, _, height, width) = params, images.shape
+    out = images.new_empty((num_images, 3, size, size), dtype=torch.float32)
+    columns = [operations.index(k) if k in operations else -1 for k in (BRIGHTNESS, CONTRAST, SATURATION, HUE)]
+    _views[(num_images,)](
+        images.contiguous(), p.box, p.is_flipped, p.is_jittered, p.factors, p.turns, p.is_gray, out,
+        height, width, size, p.is_flipped is not None, p.is_gray is not None, len(operations), *columns,
+        num_warps=4 if size <= 32 else 8,
+    )  # fmt: skip
+    return out
