@@ -44,7 +44,7 @@ KINDS = {
     "convolution, gradient of the weights": ("wgrad",),
     "batch norm, ReLU and additions (compiled)": ("batch_norm", "threshold_backward", "relu"),
     "matrix products (crops, heads, losses)": ("gemm", "cutlass", "bmm", "gemv", "splitK"),
-    "other compiled (views, losses)": ("triton_",),
+    "other compiled (views, losses)": ("triton_", "_views"),
 }
 
 

@@ -7,29 +7,37 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+LABELS = 256  # looked at together: eight for each thread of a program
+
 
 # Triton compiles the signature too: its arguments cannot carry type hints.
 @triton.jit  # type: ignore[untyped-decorator, unused-ignore]
-def _ema_update(mu_ptr, z_ptr, labels_ptr, out_ptr, rows, dim, m, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+def _ema_update(  # type: ignore[no-untyped-def]
+    mu_ptr, z_ptr, labels_ptr, out_ptr, rows, dim, m, BLOCK: tl.constexpr, ROWS: tl.constexpr
+):
     own = tl.program_id(0)
-    d = tl.arange(0, BLOCK)
+    d, i = tl.arange(0, BLOCK), tl.arange(0, ROWS)
     mu = tl.load(mu_ptr + own * dim + d, mask=d < dim, other=0.0)
-    for i in range(rows):
-        if tl.load(labels_ptr + i) == own:
-            z = tl.load(z_ptr + i * dim + d, mask=d < dim, other=0.0)
+    for first in range(0, rows, ROWS):
+        labels = tl.load(labels_ptr + first + i, mask=first + i < rows, other=-1)
+        mine = tl.where(labels == own, first + i, rows)  # where the own rows are; `rows` for all others
+        row = tl.min(mine)
+        while row < rows:
+            z = tl.load(z_ptr + row * dim + d, mask=d < dim, other=0.0)
             mu = m * mu + (1.0 - m) * z
             mu = mu / tl.maximum(tl.sqrt(tl.sum(mu * mu)), 1e-12)
+            row = tl.min(tl.where(mine > row, mine, rows))
     tl.store(out_ptr + own * dim + d, mu, mask=d < dim)
 
 
 def ema_update_kernel(prototypes: Tensor, z: Tensor, labels: Tensor, momentum: float) -> Tensor:
-    """`prototypes.ema_update` with one program per class that walks all rows and takes its own, in order.
+    """`prototypes.ema_update` with one program per class that looks for its own rows and takes them in order.
 
     Equal to the plain form because classes do not touch each other; a row with label -1 is nobody's.
     """
     out = torch.empty_like(prototypes)
     rows, dim = z.shape
     _ema_update[(len(prototypes),)](
-        prototypes, z.contiguous(), labels, out, rows, dim, momentum, BLOCK=triton.next_power_of_2(dim), num_warps=1
-    )
+        prototypes, z.contiguous(), labels, out, rows, dim, momentum, triton.next_power_of_2(dim), LABELS, num_warps=1
+    )  # fmt: skip
     return out

@@ -24,7 +24,9 @@ pytestmark = pytest.mark.gpu
 CUDA = torch.device("cuda")
 
 
-@pytest.mark.parametrize(("rows", "classes", "dim"), [(512, 100, 128), (0, 3, 16), (1, 1, 5), (300, 7, 100)])
+@pytest.mark.parametrize(
+    ("rows", "classes", "dim"), [(512, 100, 128), (0, 3, 16), (1, 1, 5), (300, 7, 100), (600, 2, 16)]
+)
 def test_prototype_kernel_equals_the_rounds(rows, classes, dim):
     g = torch.Generator().manual_seed(rows)
     prototypes = F.normalize(torch.randn(classes, dim, generator=g), dim=1).to(CUDA)
