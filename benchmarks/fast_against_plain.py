@@ -1,0 +1,80 @@
+"""Accuracy of the fast path against the plain one: the same `opencon train`, several seeds each.
+
+python benchmarks/fast_against_plain.py cifar100 --data FOLDER --weights FILE --fast 0 1 --plain 0 1 [--together 4] [--quick]
+
+Runs share the machine, so no time is read off them. Seeds only name the runs: on a GPU the same seed does not repeat.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from measure import save
+from opencon.runtime import pick_device
+
+FORMS: dict[str, tuple[str, list[str]]] = {
+    "fast": ("the recipe as it is", []),
+    "plain": (
+        "batch statistics in the frozen part, each view in its own pass; compiled; launched kernel by kernel; views and "
+        "prototypes without kernels of their own",
+        [
+            "encoder.frozen_norm=batch",
+            "encoder.views_together=false",
+            "encoder.fold_frozen=false",
+            "train.capture=false",
+            "train.kernels=false",
+        ],
+    ),
+}
+
+
+def run(words: list[str], out: Path) -> dict[str, Any]:
+    """One run's final record."""
+    subprocess.run([sys.executable, "-m", "opencon", *words, "--out", str(out)], check=True, capture_output=True)
+    found: dict[str, Any] = json.loads((out / "result.json").read_text())
+    print(out.name, f"{100 * found['all']:.2f}", flush=True)
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("recipe")
+    parser.add_argument("--data")
+    parser.add_argument("--weights")
+    parser.add_argument("--fast", type=int, nargs="*", default=[], metavar="SEED")
+    parser.add_argument("--plain", type=int, nargs="*", default=[], metavar="SEED")
+    parser.add_argument("--set", action="append", default=[], dest="settings", help="for both")
+    parser.add_argument("--together", type=int, default=1, help="so many runs at a time")
+    parser.add_argument("--quick", action="store_true", help="two epochs")
+    parser.add_argument("--name", default="fast_against_plain")
+    args = parser.parse_args()
+    settings = [*args.settings, *(["train.epochs=2"] if args.quick else [])]
+    words = ["train", args.recipe]
+    for flag in ("data", "weights"):
+        words += [f"--{flag}", getattr(args, flag)] if getattr(args, flag) else []
+    result: dict[str, Any] = {"recipe": args.recipe, "settings": settings}
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(args.together) as pool:
+        started = {}
+        for form, (_, own) in FORMS.items():
+            for seed in getattr(args, form):
+                sets = [part for setting in [*settings, *own] for part in ("--set", setting)]
+                command = [*words, *sets, "--seed", str(seed)]
+                started[form, seed] = pool.submit(run, command, Path(folder, f"{form}-{seed}"))
+        for form, (what, own) in FORMS.items():
+            runs = [started[form, seed].result() for seed in getattr(args, form)]
+            everyone = [record["all"] for record in runs]
+            spread = {"mean": statistics.mean(everyone), "std": statistics.stdev(everyone)} if len(runs) > 1 else None
+            result[form] = {"what": what, "settings": own, "n": len(runs), "all": spread, "runs": runs}
+    print(save(args.name, result, pick_device()))
+
+
+if __name__ == "__main__":
+    main()
