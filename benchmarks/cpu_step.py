@@ -84,7 +84,7 @@ def measure_views(num_images: int, repeats: int) -> dict[str, Any]:
     pixels = torch.randint(0, 256, (num_images, 3, 32, 32), dtype=torch.uint8, generator=generator(CPU, 0))
     pictures = [Image.fromarray(p.permute(1, 2, 0).numpy()) for p in pixels]
     augment = Augment(config, image_size=32, channels=3)
-    compiled = torch.compile(augment.apply)
+    compiled = torch.compile(augment.plain)
     stream, rng = generator(CPU, 1), random.Random(1)
     forms: dict[str, Callable[[], Any]] = {
         "one by one with Pillow": lambda: pillow_views(pictures, config, rng),

@@ -96,13 +96,13 @@ def trained(*settings, bench=None):
 
 
 def test_captured_and_compiled_steps_equal_the_plain_one():
-    """Same random numbers, same arithmetic: the first epochs agree closely, later ones within chaos."""
+    """Same random numbers, same arithmetic. From the third epoch on, the plain step does not repeat itself either."""
     plain, plain_record = trained("train.capture=false", "train.kernels=false")
     for settings in (["train.capture=true"], ["train.compile=true"]):
         fast, record = trained(*settings)
-        for a, b in zip(plain[:3], fast[:3], strict=True):
-            assert b["loss"] == pytest.approx(a["loss"], rel=2e-3)
-            assert b["loss_l"] == pytest.approx(a["loss_l"], rel=5e-3)
+        for epoch, tolerance in enumerate((5e-4, 3e-3)):
+            for term in ("loss", "loss_l"):
+                assert fast[epoch][term] == pytest.approx(plain[epoch][term], rel=tolerance)
         assert abs(record["all"] - plain_record["all"]) < 0.15
 
 

@@ -23,7 +23,6 @@ from torch import Tensor
 
 from opencon.config import AugmentConfig
 from opencon.data.color import CONTRAST, HUE, choose, jitter, to_gray
-from opencon.data.streaming import Images
 from opencon.runtime import has_triton
 
 CROP_TRIES = 10  # torchvision's RandomResizedCrop; then the largest centered crop of an allowed ratio
@@ -103,23 +102,26 @@ class Augment:
             params["sigma"] = uniform(*c.blur_sigma)
         return ViewParams(**params)
 
-    def has_kernel(self, images: Images) -> bool:
+    def has_kernel(self, images: Tensor) -> bool:
         """Whether such images are augmented by one kernel: color, small, cropped, neither warped nor blurred."""
         c, sides = self.config, {*images.shape[-2:], self.image_size}
-        if not (self.kernels and images.device.type == "cuda" and has_triton()):
-            return False
-        is_plain = c.crop_scale is not None and c.blur_p == 0 and not self.warps
-        return is_plain and self.channels == 3 and sides <= {16, 32, 64}
+        is_cropped_only = c.crop_scale is not None and c.blur_p == 0 and not self.warps
+        fits = self.channels == 3 and sides <= {16, 32, 64} and is_cropped_only
+        return fits and self.kernels and images.is_cuda and has_triton()
 
     def apply(self, images: Tensor, params: ViewParams) -> Tensor:
         """The views that `params` describe: uint8 (B, channels, H, W) -> float32 (B, channels, S, S) in [0, 1]."""
         assert images.dtype == torch.uint8, f"images are uint8, not {images.dtype}"
         assert images.shape[1] == self.channels, f"images have {images.shape[1]} channels, not {self.channels}"
-        p, size = params, self.image_size
         if self.has_kernel(images):
             from opencon.data.view_kernel import views_kernel
 
-            return views_kernel(images, p, self.operations, size)
+            return views_kernel(images, params, self.operations, self.image_size)
+        return self.plain(images, params)
+
+    def plain(self, images: Tensor, params: ViewParams) -> Tensor:
+        """The same on any device, with batched operations, which may be compiled."""
+        p, size = params, self.image_size
         if p.box is not None:
             x = resized_crop(images, p.box, size, p.is_flipped)
         else:

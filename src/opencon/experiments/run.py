@@ -212,8 +212,8 @@ def build_loader(bench: Workbench) -> TwoStreamLoader:
     augments = [Augment(kind, image_size=size, channels=bench.images.shape[1]) for kind in kinds]
     for augment in augments:
         augment.kernels = config.train.kernels
-        if config.train.compile and not augment.has_kernel(bench.images):
-            augment.apply = torch.compile(augment.apply)  # type: ignore[method-assign]
+        if config.train.compile:
+            augment.plain = torch.compile(augment.plain)  # type: ignore[method-assign]
     shares = (0, config.train.batch_size)
     if config.method.uses_labels:
         shares = batch_shares(bench.split, config.train.batch_size, config.train.labeled_share)
