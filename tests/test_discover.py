@@ -208,6 +208,26 @@ def test_groups_get_names_that_predict_and_the_table_use(capsys, finished, origi
     assert "there is no group 'new-9'" in refused(capsys, "name", run, tmp_path / "names.csv")
 
 
+def test_groups_of_one_name_are_one_until_they_are_named_apart(capsys, finished, tmp_path):
+    run = shutil.copytree(finished, tmp_path / "run")
+    before = (run / "assignments.csv").read_bytes()
+    (tmp_path / "names.csv").write_text("group,name\nnew-1,wild\nnew-2,wild\n")
+    out = works(capsys, "name", run, tmp_path / "names.csv").out
+    assert "wild: several groups of this name, which count as one" in out
+    for row, old in zip(rows_of(run), rows_of(finished), strict=True):
+        assert row["predicted"] == ("wild" if old["kind"] == "new" else old["predicted"])
+        assert row["kind"] == old["kind"]
+        assert float(row["confidence"]) >= float(old["confidence"])
+    (tmp_path / "names.csv").write_text("group,name\nnew-1,new-1\nnew-2,new-2\n")
+    works(capsys, "name", run, tmp_path / "names.csv")
+    assert (run / "assignments.csv").read_bytes() == before
+    lines = before.splitlines(keepends=True)
+    (run / "assignments.csv").write_bytes(b"".join(lines[:-1]))
+    (tmp_path / "names.csv").write_text("group,name\nnew-1,wild\n")
+    assert "one of them was changed" in refused(capsys, "name", run, tmp_path / "names.csv")
+    assert OpenConModel.from_pretrained(run).class_names[-2:] == ("new-1", "new-2")
+
+
 def test_export_writes_a_folder_that_predicts_alone(capsys, finished, tmp_path):
     ran = works(capsys, "export", finished, "--no-onnx", "--out", tmp_path / "model")
     assert "OpenConModel.from_pretrained" in ran.out

@@ -124,6 +124,17 @@ def test_the_graph_is_one_file_with_all_that_a_program_needs(model, done, sessio
     assert "RGB in [0, 1]" in facts["input"]
 
 
+def test_groups_of_one_name_are_one_output(model, tmp_path):
+    both = model.renamed({"new-1": "sky", "new-2": "sky"})
+    session = onnxruntime.InferenceSession(export_onnx(both, tmp_path / "model.onnx").path)
+    facts = session.get_modelmeta().custom_metadata_map
+    assert (json.loads(facts["class_names"]), facts["num_seen"]) == (["red", "green", "sky"], "2")
+    images = images_of(3)
+    p = by_hand(model, images)[0].p
+    (got,) = session.run(["probabilities"], {"images": images.numpy()})
+    np.testing.assert_allclose(got, torch.cat([p[:, :2], p[:, 2:].sum(dim=1, keepdim=True)], dim=1).numpy(), atol=1e-4)
+
+
 def test_the_difference_to_pytorch_is_stated(done):
     assert set(done.difference) == set(OUTPUTS)
     assert 0 < done.difference["embedding"] < 1e-5
@@ -208,7 +219,7 @@ def test_the_code_on_the_card(model, recorded, photos, tmp_path, monkeypatch, ca
 def test_a_graph_that_computes_something_else_is_not_written(model, recorded, tmp_path, monkeypatch, wrong):
     build = PhotoNetwork.__init__
 
-    def change(self, encoder, head):
+    def change(self, encoder, head, name_of):
         head = type(head).from_settings(head.settings())
         head.load_state_dict(model.head.state_dict())
         build(self, encoder, head)

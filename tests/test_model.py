@@ -200,12 +200,42 @@ def test_renamed(model, photos, tmp_path):
         assert photo.label == names[before[photo.file]]
 
 
+def test_a_name_for_several_makes_them_one(model, photos):
+    """Two halves of a class each lose against a third one, together they win."""
+    both = model.renamed({"new-1": "sky", "new-2": "sky"})
+    assert (both.names, both.num_seen_names) == (("red", "green", "sky"), 2)
+    p = torch.tensor([[0.4, 0.0, 0.3, 0.3], [0.5, 0.1, 0.2, 0.2], [0.1, 0.2, 0.0, 0.7]])
+    assert model.named(p)[0] == ["red", "red", "new-2"]
+    names, confidence = both.named(p)
+    assert names == ["sky", "red", "sky"]
+    assert confidence == pytest.approx([0.6, 0.5, 0.7])
+    before = [photo.label for photo in model.predict(photos)]
+    after = list(both.predict(photos))
+    assert [photo.label for photo in after] == [{"new-1": "sky", "new-2": "sky"}.get(label, label) for label in before]
+    assert all(photo.is_new == (photo.label == "sky") for photo in after)
+    assert both.renamed({"sky": "sea"}).class_names == ("red", "green", "sea", "sea")
+    assert both.renamed({"new-2": "sea"}).class_names == (
+        "red",
+        "green",
+        "sky",
+        "sea",
+    )  # apart again, by the first name
+
+
+def test_a_group_may_turn_out_to_be_a_seen_class(model, photos):
+    same = model.renamed({"new-1": "red"})
+    assert (same.names, same.num_seen_names) == (("red", "green", "new-2"), 2)
+    before = {photo.file: photo.label for photo in model.predict(photos)}
+    assert "new-1" in before.values()
+    for photo in same.predict(photos):
+        assert photo.is_new == (photo.label == "new-2")
+        assert photo.label == (before[photo.file] if before[photo.file] != "new-1" else "red")
+
+
 @pytest.mark.parametrize(
     ("names", "message"),
     [
         ({"new_1": "sky"}, r"no group 'new_1' to rename. Did you mean 'new-1'\? There are: red, green, new-1, new-2."),
-        ({"new-1": "red"}, r"'red' and 'new-1' would both be called 'red'. Names must differ."),
-        ({"new-1": "sky", "new-2": "sky"}, r"'new-1' and 'new-2' would both be called 'sky'"),
         ({"new-2": " "}, r"new name of 'new-2' is empty"),
     ],
 )
@@ -217,7 +247,5 @@ def test_names_that_cannot_be_given(model, names, message):
 def test_names_must_fit_the_head(model):
     with pytest.raises(DataError, match="4 classes and groups, but 3 names"):
         replace(model, class_names=("a", "b", "c"))
-    with pytest.raises(DataError, match=r"have the same name: a, b, a, c. Names must differ"):
-        replace(model, class_names=("a", "b", "a", "c"))
     with pytest.raises(DataError, match="not one row each"):
         replace(model, example_rows=model.example_rows[1:])

@@ -341,6 +341,14 @@ def test_a_folder_with_other_things_is_left_alone(model, tmp_path):
 # --- the card ---------------------------------------------------------------------------------------------------------
 
 
+def test_the_card_counts_groups_of_one_name_as_one(model, tmp_path):
+    model.renamed({"new-1": "red", "new-2": "sky"}).save_pretrained(tmp_path)
+    card = (tmp_path / "README.md").read_text("utf-8")
+    assert f"| red | seen | {model.sizes[0] + model.sizes[2]} |" in card
+    assert "recognizes 2 seen classes" in card
+    assert "and 1 new group that" in " ".join(card.split())
+
+
 def test_the_card_says_what_the_model_is(model, photos, tmp_path, monkeypatch, capsys):
     model.save_pretrained(tmp_path, title="Colors", facts={"photos": "48 made up | ones", "labels": "10"})
     card = (tmp_path / "README.md").read_text("utf-8")

@@ -41,7 +41,7 @@ from opencon.model import OpenConModel
 from opencon.openworld import Fitted, OpenWorldConfig, fit_features
 from opencon.report.html import ReportData, headline, write_report
 from opencon.report.map import map_positions
-from opencon.runs import DISCOVERY, RunFolder
+from opencon.runs import ASSIGNMENTS, DISCOVERY, EMBEDDINGS, RunFolder
 from opencon.runtime import environment
 
 SMALL_SIDE, SMALL_SIZE = 144, 128  # photos up to this side are looked at in this size: more pixels would be made up
@@ -181,9 +181,9 @@ def discover(
     kept_names = [names[i] for i in found.kept]
     model = OpenConModel.of(fitted, class_names, features, kept_names, labels)
     model.save(folder)
-    folder.write_array("embeddings.npy", fitted.z.numpy())
+    folder.write_array(EMBEDDINGS, fitted.z.numpy())
     problems = [(names[i], reason) for i, reason in found.problems.items()]
-    folder.write_text("assignments.csv", assignments(kept_names, labels, fitted, model, problems))
+    folder.write_text(ASSIGNMENTS, assignments(kept_names, labels, fitted, model, problems))
     record = _measured(kept_names, labels, fitted, photos, truth)
     data = _report(photos, found, labels, fitted, class_names, problems, record, out)
     record |= {

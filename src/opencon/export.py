@@ -49,10 +49,12 @@ class PhotoNetwork(nn.Module):
 
     mean: Tensor
     std: Tensor
+    name_of: Tensor | None  # (C, K), where several classes carry the same name
 
-    def __init__(self, encoder: PretrainedEncoder, head: OpenWorldModel) -> None:
+    def __init__(self, encoder: PretrainedEncoder, head: OpenWorldModel, name_of: Tensor | None = None) -> None:
         super().__init__()
         self.net, self.head = encoder.net, head
+        self.register_buffer("name_of", name_of)
         for name, values in (("mean", encoder.mean), ("std", encoder.std)):
             self.register_buffer(name, torch.tensor(values).view(1, -1, 1, 1))
 
@@ -61,6 +63,7 @@ class PhotoNetwork(nn.Module):
         x = to_gray(images) if self.net.in_channels == 1 else images
         z = self.head.embed(self.net((x - self.mean) / self.std))
         p, novelty, similarity = self.head.judge(z)
+        p = p if self.name_of is None else p @ self.name_of
         return p, novelty, similarity, similarity < self.head.outlier_threshold, z
 
 
@@ -79,7 +82,7 @@ def export_onnx(model: OpenConModel, path: str | Path) -> OnnxExport:
     if not path.parent.is_dir() or path.is_dir():
         raise RunError(f"cannot write {path}: give the name of a file in a folder that exists, such as model.onnx.")
     encoder = model.load_encoder()
-    network = PhotoNetwork(encoder, model.head).eval()
+    network = PhotoNetwork(encoder, model.head, model.name_of).eval()
     weight = sum(t.numel() * t.element_size() for t in network.state_dict().values())
     if weight > MOST_BYTES:
         raise RunError(
@@ -118,8 +121,8 @@ def metadata(model: OpenConModel, encoder: PretrainedEncoder) -> dict[str, str]:
     size = encoder.image_size
     return {
         "opencon": __version__,
-        "class_names": json.dumps(model.class_names),  # in ASCII: a name may hold what no text can
-        "num_seen": str(model.num_seen),
+        "class_names": json.dumps(model.names),  # in ASCII: a name may hold what no text can
+        "num_seen": str(model.num_seen_names),
         "novelty_threshold": repr(float(model.head.novelty_threshold)),
         "outlier_threshold": repr(float(model.head.outlier_threshold)),
         "image_size": str(size),

@@ -286,6 +286,32 @@ def fast_dtype(device: torch.device) -> torch.dtype:
     return torch.bfloat16 if able else torch.float32
 
 
+def plain_rows(
+    files: Sequence[Path], extractor: Extractor, store: FeatureCache, progress: Callable[[int], None]
+) -> tuple[dict[int, Tensor], dict[int, str]]:
+    """Features (F,) by the number of the file, in order; and why the others cannot be read."""
+    reader = Reader(files, extractor.encoder.image_size, store)
+    rows: dict[int, Tensor] = {}
+    done = 0
+    try:
+        with contextlib.closing(_computed(reader, extractor)) as parts:
+            for part in parts:
+                for index, key, found in part.rows:
+                    rows[index] = found[0]
+                    if key:
+                        store.put(key, *found)
+                done += len(part.rows) + part.others
+                progress(done)
+    finally:
+        store.flush()
+    for index, first in reader.twins.items():
+        if first in rows:
+            rows[index] = rows[first]
+        else:
+            reader.problems[index] = reader.problems[first]
+    return dict(sorted(rows.items())), reader.problems
+
+
 def _computed(reader: Reader, extractor: Extractor) -> Generator[Part, None, None]:
     """Read and compute photos, `READ_AT_ONCE` at a time; finished parts in order."""
     starts = range(0, len(reader.paths), READ_AT_ONCE)

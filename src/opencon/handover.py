@@ -5,40 +5,60 @@ from __future__ import annotations
 import csv
 import io
 import json
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
+import torch
+
 from opencon.data.listings import printable
-from opencon.data.photos import new_names
 from opencon.errors import DataError, RunError
 from opencon.export import export_onnx
 from opencon.model import OpenConModel
-from opencon.runs import RunFolder
+from opencon.runs import ASSIGNMENTS, EMBEDDINGS, RunFolder
 
 
-def rename_groups(run: Path, table: Path) -> dict[str, str]:
-    """Give groups the names in a table group,name; the model and assignments.csv change. Returns old to new name.
+def rename_groups(run: Path, table: Path) -> tuple[dict[str, str], list[str]]:
+    """Give groups the names in a table group,name; the model and assignments.csv change.
 
     A group goes by the name it has, or by the one it had first (new-1), which the report shows: a table may be used again
-    with more names or corrected ones.
+    with more names or corrected ones. Groups with the same name count as one.
+
+    Returns:
+        Old to new name where they differ, and the names that several classes or groups carry now.
     """
-    model = OpenConModel.from_pretrained(run)
-    now, seen = model.class_names, model.class_names[: model.num_seen]
-    first = dict(zip(new_names(seen), now[model.num_seen :], strict=False))
-    wanted = {(old if old in now else first.get(old, old)): new for old, new in read_names(table).items()}
-    names = {old: new for old, new in wanted.items() if old != new}
-    model.renamed(names).save(run)
-    assignments = run / "assignments.csv"
-    if assignments.is_file():
-        text = io.StringIO()
-        with assignments.open(encoding="utf-8", errors="surrogateescape", newline="") as file:
-            rows = csv.DictReader(file)
-            writer = csv.DictWriter(text, rows.fieldnames or [], lineterminator="\n")
-            writer.writeheader()
-            for row in rows:
-                writer.writerow({**row, "predicted": names.get(row["predicted"], row["predicted"])})
-        RunFolder(run).write_text(assignments.name, text.getvalue())
-    return names
+    names = read_names(table)
+    before = OpenConModel.from_pretrained(run)
+    after = before.renamed(names)
+    changed = {old: new for old, new in names.items() if before.renamed({old: new}).class_names != before.class_names}
+    text = renamed_assignments(run, after) if (run / ASSIGNMENTS).is_file() else None
+    after.save(run)
+    if text is not None:
+        RunFolder(run).write_text(ASSIGNMENTS, text)
+    return changed, [name for name, number in Counter(after.class_names).items() if number > 1]
+
+
+def renamed_assignments(run: Path, model: OpenConModel) -> str:
+    """assignments.csv with the model's names, as text; what it says of each photo comes from embeddings.npy."""
+    with (run / ASSIGNMENTS).open(encoding="utf-8", errors="surrogateescape", newline="") as file:
+        table = csv.DictReader(file)
+        columns, rows = table.fieldnames or [], list(table)
+    z = torch.from_numpy(np.load(run / EMBEDDINGS, allow_pickle=False))
+    read = [row for row in rows if not row["error"]]
+    if len(read) != len(z):
+        raise RunError(
+            f"{run / ASSIGNMENTS} has {len(read)} photos and {EMBEDDINGS} {len(z)}: one of them was changed. "
+            f"Run the discovery again, or take {ASSIGNMENTS} out of the folder."
+        )
+    seen = model.class_names[: model.num_seen]
+    for row, name, confidence in zip(read, *model.named(model.head.predict_embedded(z).p), strict=True):
+        row |= {"predicted": name, "kind": "seen" if name in seen else "new", "confidence": f"{confidence:.4f}"}
+    text = io.StringIO()
+    writer = csv.DictWriter(text, columns, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
 
 
 def read_names(table: Path) -> dict[str, str]:

@@ -7,14 +7,16 @@
 
 Nothing in these files is executed on loading. model.json is written last and holds a checksum of the tensors.
 
-Letters: n photos, F features, D embedding size, E examples, S seen classes, C classes and groups together.
+Classes and groups that carry the same name count as one: their probabilities add up.
+
+Letters: n photos, F features, D embedding size, E examples, S seen classes, C classes and groups together, K their names.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import hashlib
+import itertools
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -28,11 +30,12 @@ from torch import Tensor
 
 from opencon.config import from_dict
 from opencon.data.feature_cache import FeatureCache
-from opencon.data.listings import IMAGE_SUFFIXES, find_images, printable
+from opencon.data.listings import images_at
+from opencon.data.photos import new_names
 from opencon.encoders.pretrained import RUN_FILE, PretrainedEncoder, open_encoder
 from opencon.encoders.stored import EncoderFacts, stored_encoder
 from opencon.errors import DataError, RunError
-from opencon.features import Extractor, FeatureSettings, Reader, _computed
+from opencon.features import Extractor, FeatureSettings, plain_rows
 from opencon.openworld import Fitted, OpenWorldModel
 from opencon.registry import did_you_mean
 from opencon.report.card import CardData, model_card
@@ -70,7 +73,7 @@ class OpenConModel:
     """Photos to seen classes and new groups."""
 
     head: OpenWorldModel
-    class_names: tuple[str, ...]  # C: the seen classes, then the new groups
+    class_names: tuple[str, ...]  # C: the seen classes, then the new groups; those called alike count as one
     features: FeatureSettings
     example_files: tuple[tuple[str, ...], ...]  # C: typical training photos of each, most typical first
     example_rows: Tensor  # (E, D) their embeddings, class after class
@@ -83,8 +86,6 @@ class OpenConModel:
         names, num = self.class_names, self.head.num_classes
         if not len(names) == len(self.example_files) == len(self.sizes) == num:
             raise DataError(f"the model has {num} classes and groups, but {len(names)} names. Give one name for each.")
-        if len(set(names)) < num:
-            raise DataError(f"two of the classes and groups have the same name: {', '.join(names)}. Names must differ.")
         if self.example_rows.shape != (sum(map(len, self.example_files)), self.head.dim):
             raise DataError(f"the examples' embeddings have shape {tuple(self.example_rows.shape)}, not one row each.")
 
@@ -121,20 +122,50 @@ class OpenConModel:
         """How many of the class names are seen classes; the others are new groups."""
         return self.head.num_seen
 
+    @functools.cached_property
+    def names(self) -> tuple[str, ...]:
+        """The K different names, those of seen classes first."""
+        return tuple(dict.fromkeys(self.class_names))
+
+    @property
+    def num_seen_names(self) -> int:
+        """How many of `names` are those of seen classes."""
+        return len(set(self.class_names[: self.num_seen]))
+
+    @property
+    def name_of(self) -> Tensor | None:
+        """(C, K): probabilities of classes @ this are those of names. None where every class has a name of its own."""
+        if len(self.names) == len(self.class_names):
+            return None
+        return torch.tensor([[float(own == name) for name in self.names] for own in self.class_names])
+
+    def named(self, p: Tensor) -> tuple[list[str], list[float]]:
+        """The likeliest name of each row of probabilities (n, C), and how likely it is."""
+        confidence, which = self._of_names(p).max(dim=1)
+        return [self.names[i] for i in which.tolist()], confidence.tolist()
+
+    def _of_names(self, values: Tensor) -> Tensor:
+        """(n, C) -> (n, K): added up over classes of the same name."""
+        return values if self.name_of is None else values @ self.name_of.to(values)
+
     def renamed(self, names: Mapping[str, str]) -> OpenConModel:
-        """The same with other names for some groups (or classes): old name to new name."""
+        """The same with other names for some groups (or classes): old name to new name.
+
+        A group goes by the name it has, or by the one it had first (new-1). Those that get the same name count as one.
+        """
+        renamed, seen = list(self.class_names), self.class_names[: self.num_seen]
+        first = [*seen, *itertools.islice(new_names(seen), len(renamed) - len(seen))]
         for old, new in names.items():
-            if old not in self.class_names:
-                hint, known = did_you_mean(old, self.class_names), ", ".join(self.class_names)
+            having = self.class_names if old in self.class_names else first
+            found = [c for c, name in enumerate(having) if name == old]
+            if not found:
+                hint, known = did_you_mean(old, self.names), ", ".join(self.names)
                 raise DataError(f"there is no group {old!r} to rename.{hint} There are: {known}.")
             if not new.strip():
                 raise DataError(f"the new name of {old!r} is empty. Give a word, or leave {old!r} out.")
-        renamed = tuple(names.get(name, name) for name in self.class_names)
-        for name in renamed:
-            both = [old for old, new in zip(self.class_names, renamed, strict=True) if new == name]
-            if len(both) > 1:
-                raise DataError(f"{both[0]!r} and {both[1]!r} would both be called {name!r}. Names must differ.")
-        return replace(self, class_names=renamed)
+            for c in found:
+                renamed[c] = new
+        return replace(self, class_names=tuple(renamed))
 
     # --- prediction ---------------------------------------------------------------------------------------------------
 
@@ -153,7 +184,7 @@ class OpenConModel:
             progress: told the number of photos that are done, and of all.
         """
         paths = [paths] if isinstance(paths, (str, Path)) else paths
-        files = [file for path in paths for file in _photos(Path(path).expanduser())]
+        files = [file for path in paths for file in images_at(Path(path).expanduser())]
         return self._predict(files, cache, progress)
 
     def _predict(self, files: Sequence[Path], cache: Path | None, progress: Progress) -> Iterator[PhotoPrediction]:
@@ -165,7 +196,7 @@ class OpenConModel:
             def told(done: int, before: int = start) -> None:
                 progress(before + done, len(files))
 
-            rows, problems = _rows_of(part, extractor, store, told)
+            rows, problems = plain_rows(part, extractor, store, told)
             said = iter(self.judge([str(part[i]) for i in rows], torch.stack(list(rows.values()))) if rows else ())
             for i, file in enumerate(part):
                 if i in rows:
@@ -179,20 +210,20 @@ class OpenConModel:
         """Predictions from features (n, F) of photos that are called so."""
         z = self.head.embed(x)
         said = self.head.predict_embedded(z)
-        columns = (said.classes, said.confidence, said.novelty, said.is_outlier)
-        rows = zip(files, *(column.tolist() for column in columns), self.nearest_examples(z), strict=True)
+        seen, columns = self.class_names[: self.num_seen], (said.novelty.tolist(), said.is_outlier.tolist())
+        rows = zip(files, *self.named(said.p), *columns, self.nearest_examples(z), strict=True)
         return [
             PhotoPrediction(
                 file=file,
-                label=None if outlier else self.class_names[c],
-                is_new=c >= self.num_seen and not outlier,
+                label=None if outlier else name,
+                is_new=name not in seen and not outlier,
                 confidence=confidence,
                 novelty=novelty,
                 is_outlier=outlier,
                 nearest=nearest,
                 error=None,
             )
-            for file, c, confidence, novelty, outlier, nearest in rows
+            for file, name, confidence, novelty, outlier, nearest in rows
         ]
 
     def nearest_examples(self, z: Tensor, own: Sequence[str] | None = None) -> list[tuple[str, ...]]:
@@ -253,9 +284,9 @@ class OpenConModel:
         encoder = self.load_encoder()
         data = CardData(
             title=title,
-            class_names=self.class_names,
-            num_seen=self.num_seen,
-            sizes=self.sizes,
+            class_names=self.names,
+            num_seen=self.num_seen_names,
+            sizes=tuple(int(n) for n in self._of_names(torch.tensor([self.sizes]))[0]),
             encoder=encoder.name,
             image_size=encoder.image_size,
             novelty_threshold=float(self.head.novelty_threshold),
@@ -331,42 +362,6 @@ class OpenConModel:
             raise RunError(f"{folder} has {SETTINGS} but no {TENSORS}. Copy the whole folder.") from err
         except Exception as err:  # settings that are no settings or do not fit the tensors fail in many ways
             raise _damaged(folder, err) from err
-
-
-def _photos(path: Path) -> list[Path]:
-    """The path itself, or the images below a folder."""
-    if not path.is_dir():
-        return [path]
-    if found := find_images(path):
-        return found
-    readable = ", ".join(sorted(IMAGE_SUFFIXES))
-    raise DataError(f"there is no image in the folder {printable(path)}. Readable: {readable}.")
-
-
-def _rows_of(
-    files: Sequence[Path], extractor: Extractor, store: FeatureCache, progress: Callable[[int], None]
-) -> tuple[dict[int, Tensor], dict[int, str]]:
-    """Features (F,) by the number of the file, in order; and why the others cannot be read."""
-    reader = Reader(files, extractor.encoder.image_size, store)
-    rows: dict[int, Tensor] = {}
-    done = 0
-    try:
-        with contextlib.closing(_computed(reader, extractor)) as parts:
-            for part in parts:
-                for index, key, found in part.rows:
-                    rows[index] = found[0]
-                    if key:
-                        store.put(key, *found)
-                done += len(part.rows) + part.others
-                progress(done)
-    finally:
-        store.flush()
-    for index, first in reader.twins.items():
-        if first in rows:
-            rows[index] = rows[first]
-        else:
-            reader.problems[index] = reader.problems[first]
-    return dict(sorted(rows.items())), reader.problems
 
 
 def _writable(folder: Path) -> RunFolder:

@@ -30,7 +30,8 @@ from torch import Tensor
 from opencon.config import differences
 from opencon.errors import ConfigError, RunError
 
-DISCOVERY = "discovery.json"  # makes a folder one of `opencon discover`
+# Files of `opencon discover`; the first makes a folder one of its own.
+DISCOVERY, ASSIGNMENTS, EMBEDDINGS = "discovery.json", "assignments.csv", "embeddings.npy"
 # Settings that may change when a run is resumed: where files lie and how they are read, how often it looks and saves.
 HARMLESS = {"data.root", "data.memory_gb", "encoder.weights", "train.log_every", "train.save_seconds", "eval.every"}
 

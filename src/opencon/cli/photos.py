@@ -171,12 +171,14 @@ def name(
     """Give new groups the names you chose: `predict` and `export` use them from now on."""
     from opencon.handover import rename_groups
 
-    changed = rename_groups(run_folder, names)
+    changed, together = rename_groups(run_folder, names)
     for old, new in changed.items():
         console.print(f"{old} is now {new}", soft_wrap=True)
     if not changed:
         console.print("Every group has its name already: nothing was changed.")
         return
+    for name_of_several in together:
+        console.print(f"{name_of_several}: several groups of this name, which count as one", soft_wrap=True)
     console.print("In assignments.csv and for predict and export; the page keeps the names it was written with.")
 
 

@@ -41,6 +41,16 @@ def find_images(folder: Path) -> list[Path]:
     return [path for path in _files(folder) if path.suffix.lower() in IMAGE_SUFFIXES]
 
 
+def images_at(path: Path) -> list[Path]:
+    """The path itself, or the images below a folder."""
+    if not path.is_dir():
+        return [path]
+    if found := find_images(path):
+        return found
+    readable = ", ".join(sorted(IMAGE_SUFFIXES))
+    raise DataError(f"there is no image in the folder {printable(path)}. Readable: {readable}.")
+
+
 def list_folder(root: str | Path) -> Listing:
     """The images of a folder with one sub-folder per class."""
     root = Path(root).expanduser()
