@@ -1,4 +1,4 @@
-"""Triton kernels: imported only on a machine with a GPU. Each has its plain form, and a test that they agree."""
+"""The prototypes' moving average as a Triton kernel: imported only on a machine with a GPU. Plain form: `ema_update`."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-LABELS = 256  # looked at together: eight for each thread of a program
+AT_ONCE = 256  # labels looked at together: eight for each thread of a program
 
 
 # Triton compiles the signature too: its arguments cannot carry type hints.
 @triton.jit  # type: ignore[untyped-decorator, unused-ignore]
 def _ema_update(  # type: ignore[no-untyped-def]
-    mu_ptr, z_ptr, labels_ptr, out_ptr, rows, dim, m, BLOCK: tl.constexpr, ROWS: tl.constexpr
+    mu_ptr, z_ptr, labels_ptr, out_ptr, rows, dim, m, BLOCK: tl.constexpr, AT_ONCE: tl.constexpr
 ):
     own = tl.program_id(0)
-    d, i = tl.arange(0, BLOCK), tl.arange(0, ROWS)
+    d, i = tl.arange(0, BLOCK), tl.arange(0, AT_ONCE)
     mu = tl.load(mu_ptr + own * dim + d, mask=d < dim, other=0.0)
-    for first in range(0, rows, ROWS):
+    for first in range(0, rows, AT_ONCE):
         labels = tl.load(labels_ptr + first + i, mask=first + i < rows, other=-1)
         mine = tl.where(labels == own, first + i, rows)  # where the own rows are; `rows` for all others
         row = tl.min(mine)
@@ -35,9 +35,10 @@ def ema_update_kernel(prototypes: Tensor, z: Tensor, labels: Tensor, momentum: f
 
     Equal to the plain form because classes do not touch each other; a row with label -1 is nobody's.
     """
+    prototypes, z, labels = prototypes.contiguous(), z.contiguous(), labels.contiguous()
     out = torch.empty_like(prototypes)
     rows, dim = z.shape
     _ema_update[(len(prototypes),)](
-        prototypes, z.contiguous(), labels, out, rows, dim, momentum, triton.next_power_of_2(dim), LABELS, num_warps=1
-    )  # fmt: skip
+        prototypes, z, labels, out, rows, dim, momentum, triton.next_power_of_2(dim), AT_ONCE, num_warps=1
+    )
     return out

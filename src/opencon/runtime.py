@@ -7,6 +7,7 @@ import functools
 import importlib.util
 import os
 import platform
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -38,8 +39,10 @@ def pick_device(name: str = "auto") -> torch.device:
 
 @functools.cache
 def has_triton() -> bool:
-    """Whether Triton kernels can be written for this machine's GPU."""
-    return importlib.util.find_spec("triton") is not None
+    """Whether Triton kernels can be made and run here: the package, a C compiler for their launchers, a GPU it knows."""
+    compilers = (os.environ.get("CC") or "cc", "gcc", "clang")
+    is_there = importlib.util.find_spec("triton") is not None and any(map(shutil.which, compilers))
+    return is_there and torch.cuda.is_available() and torch.cuda.get_device_capability() >= (7, 0)
 
 
 @contextlib.contextmanager

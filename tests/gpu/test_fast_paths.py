@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-import torch.nn.functional as F
 
 from opencon import trainer
 from opencon.config import AugmentConfig, with_settings
@@ -16,27 +15,17 @@ from opencon.experiments import run
 from opencon.experiments.recipes import get_recipe
 from opencon.experiments.run import Callbacks, assemble, build_loader, prepare
 from opencon.optim import build_optimizer
-from opencon.prototypes import ema_update
 from opencon.runtime import seeded
 from opencon.trainer import fit
+from tests.kernel_check import PROTOTYPES, VIEWS, check_prototypes, check_views
 
 pytestmark = pytest.mark.gpu
 CUDA = torch.device("cuda")
 
 
-@pytest.mark.parametrize(
-    ("rows", "classes", "dim"), [(512, 100, 128), (0, 3, 16), (1, 1, 5), (300, 7, 100), (600, 2, 16)]
-)
+@pytest.mark.parametrize(("rows", "classes", "dim"), PROTOTYPES)
 def test_prototype_kernel_equals_the_rounds(rows, classes, dim):
-    g = torch.Generator().manual_seed(rows)
-    prototypes = F.normalize(torch.randn(classes, dim, generator=g), dim=1).to(CUDA)
-    z = F.normalize(torch.randn(rows, dim, generator=g), dim=1).to(CUDA)
-    labels = torch.randint(-1, classes, (rows,), generator=g).to(CUDA)
-    before = prototypes.clone()
-    plain = ema_update(prototypes, z, labels, momentum=0.9, kernel=False)
-    fast = ema_update(prototypes, z, labels, momentum=0.9)
-    torch.testing.assert_close(fast, plain, atol=2e-6, rtol=0)
-    assert torch.equal(prototypes, before)
+    check_prototypes(rows, classes, dim, device=CUDA)
 
 
 def test_views_are_the_same_on_both_devices():
@@ -49,31 +38,11 @@ def test_views_are_the_same_on_both_devices():
     )
 
 
-@pytest.mark.parametrize(
-    ("size", "source", "settings"),
-    [
-        (32, (32, 32), {}),
-        (16, (64, 32), {"jitter": (0.0, 0.4, 0.0, 0.1)}),
-        (64, (32, 64), {"jitter": (0.4, 0.0, 0.4, 0.0)}),
-        (32, (32, 32), {"jitter_p": 0.0, "gray_p": 0.0, "flip_p": 0.0}),
-    ],
-)
+@pytest.mark.parametrize(("size", "source", "settings"), VIEWS)
 def test_view_kernel_equals_the_plain_views(size, source, settings):
-    augment = Augment(AugmentConfig(**settings), image_size=size, channels=3)
-    images = torch.randint(0, 256, (500, 3, *source), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-    images[0], images[1], images[2] = 0, 255, images[2, :1]
-    params = augment.draw(500, source, torch.Generator(CUDA).manual_seed(1))
-    images = images.to(CUDA)
-    assert augment.has_kernel(images)
-    fast = augment.apply(images, params)
-    augment.kernels = False
-    torch.testing.assert_close(fast, augment.apply(images, params), atol=1e-5, rtol=0)
-
-
-@pytest.mark.parametrize("settings", [{"blur_p": 0.5}, {"rotate": 10.0}, {"crop_scale": None}])
-def test_no_view_kernel_for_what_it_does_not_do(settings):
-    augment = Augment(AugmentConfig(**settings), image_size=32, channels=3)
-    assert not augment.has_kernel(torch.zeros(1, 3, 32, 32, dtype=torch.uint8, device=CUDA))
+    augment, images, params, fast = check_views(size, source, settings, device=CUDA, num_images=500)
+    assert augment.has_kernel(images, params)
+    assert torch.equal(augment.apply(images, params), fast)
 
 
 def trained(*settings, bench=None):

@@ -3,11 +3,11 @@
 Letters: B images in a batch, H and W their height and width, S side of a view, A jitter operations that are on.
 
 `Augment.draw` asks a generator for every random number; `Augment.apply` is a pure function of them. Each image has its
-own parameters, yet all shapes are fixed and nothing waits for the device: an operation is computed for every image and
-kept where it is due. Both follow torchvision's RandomResizedCrop, ColorJitter, RandomGrayscale and GaussianBlur on
+own parameters, yet all shapes are fixed and nothing waits for the device. Small images on a GPU have a kernel for it
+(`view_kernel`). Both follow torchvision's RandomResizedCrop, ColorJitter, RandomGrayscale and GaussianBlur on
 float images, which take one image at a time.
 
-Crop, resize and blur are linear and separable, so each is two batched matrix products, rows @ image @ columns^T.
+Crop, resize and blur are linear and separable, so each is two (batched) matrix products, rows @ image @ columns^T.
 Float32 products are good to about 1e-6; where a caller allows TF32, pixels move by up to about 1e-3, a quarter of a
 gray level. Call outside autocast, which would make them bfloat16.
 """
@@ -26,6 +26,12 @@ from opencon.data.color import CONTRAST, HUE, choose, jitter, to_gray
 from opencon.runtime import has_triton
 
 CROP_TRIES = 10  # torchvision's RandomResizedCrop; then the largest centered crop of an allowed ratio
+
+KERNEL_SIDES = (
+    16,
+    32,
+    64,
+)  # Triton counts in powers of two, multiplies matrices from 16 on; more than 64 fill a program
 
 
 class ViewParams(NamedTuple):
@@ -54,7 +60,6 @@ class Augment:
         self.channels = channels
         last = HUE if channels == 3 else CONTRAST  # one channel has neither saturation nor hue
         self.operations = tuple(k for k in range(last + 1) if config.jitter[k] > 0 and config.jitter_p > 0)
-        self.warps = config.rotate > 0 or config.shift > 0 or config.zoom != (1.0, 1.0)
         self.kernels = True  # on a GPU: one Triton kernel for all of it, where there is one
 
     def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
@@ -80,7 +85,7 @@ class Augment:
             params["box"] = crop_box(share, log_ratio.exp(), uniform(0.0, 1.0, 2), source_size, c.crop_ratio)
         if c.flip_p > 0:
             params["is_flipped"] = chance(c.flip_p)
-        if self.warps:
+        if c.rotate > 0 or c.shift > 0 or c.zoom != (1.0, 1.0):
             params["angle"] = uniform(-math.radians(c.rotate), math.radians(c.rotate))
             params["shift"] = uniform(-c.shift, c.shift, 2)
             params["zoom"] = uniform(*c.zoom)
@@ -102,25 +107,25 @@ class Augment:
             params["sigma"] = uniform(*c.blur_sigma)
         return ViewParams(**params)
 
-    def has_kernel(self, images: Tensor) -> bool:
-        """Whether such images are augmented by one kernel: color, small, cropped, neither warped nor blurred."""
-        c, sides = self.config, {*images.shape[-2:], self.image_size}
-        is_cropped_only = c.crop_scale is not None and c.blur_p == 0 and not self.warps
-        fits = self.channels == 3 and sides <= {16, 32, 64} and is_cropped_only
+    def has_kernel(self, images: Tensor, params: ViewParams) -> bool:
+        """Whether one kernel makes these views: of small color images, cropped, neither warped nor blurred."""
+        is_small = {*images.shape[-2:], self.image_size}.issubset(KERNEL_SIDES)
+        is_simple = params.box is not None and params.angle is None and params.is_blurred is None
+        fits = self.channels == 3 and is_small and is_simple
         return fits and self.kernels and images.is_cuda and has_triton()
 
     def apply(self, images: Tensor, params: ViewParams) -> Tensor:
         """The views that `params` describe: uint8 (B, channels, H, W) -> float32 (B, channels, S, S) in [0, 1]."""
         assert images.dtype == torch.uint8, f"images are uint8, not {images.dtype}"
         assert images.shape[1] == self.channels, f"images have {images.shape[1]} channels, not {self.channels}"
-        if self.has_kernel(images):
+        if self.has_kernel(images, params):
             from opencon.data.view_kernel import views_kernel
 
             return views_kernel(images, params, self.operations, self.image_size)
         return self.plain(images, params)
 
     def plain(self, images: Tensor, params: ViewParams) -> Tensor:
-        """The same on any device, with batched operations, which may be compiled."""
+        """The same on any device, for any settings: an operation is computed for all images and kept where it is due."""
         p, size = params, self.image_size
         if p.box is not None:
             x = resized_crop(images, p.box, size, p.is_flipped)

@@ -1,7 +1,7 @@
-"""Views of small images in one Triton kernel: imported only on a machine with a GPU. Its plain form is `Augment.apply`.
+"""Views of small images in one Triton kernel: imported only on a machine with a GPU. Its plain form is `Augment.plain`.
 
-The plain form computes every operation for every image and keeps it where it is due. Here one program makes one view: it
-keeps the pixels in registers from crop to gray, and knows what is due when.
+One program makes one view, and keeps its pixels in registers from crop to gray. Hue and gray are computed only for the
+images that want them, jitter only for those that are jittered; the plain form computes all for all.
 """
 
 from __future__ import annotations
@@ -73,9 +73,10 @@ def _due(factors_ptr, turns_ptr, turn, rest, COLUMN: tl.constexpr):  # type: ign
 def _views(  # type: ignore[no-untyped-def]
     images_ptr, box_ptr, is_flipped_ptr, is_jittered_ptr, factors_ptr, turns_ptr, is_gray_ptr, out_ptr,
     HEIGHT: tl.constexpr, WIDTH: tl.constexpr, SIZE: tl.constexpr, FLIPS: tl.constexpr, GRAYS: tl.constexpr,
-    TURNS: tl.constexpr, BRIGHTNESS: tl.constexpr, CONTRAST: tl.constexpr, SATURATION: tl.constexpr, HUE: tl.constexpr,
+    TURNS: tl.constexpr, BRIGHTNESS_COLUMN: tl.constexpr, CONTRAST_COLUMN: tl.constexpr,
+    SATURATION_COLUMN: tl.constexpr, HUE_COLUMN: tl.constexpr,
 ):  # fmt: skip
-    own = tl.program_id(0)
+    own = tl.program_id(0).to(tl.int64)
     box_ptr += 4 * own
     top, left = tl.load(box_ptr).to(tl.float32), tl.load(box_ptr + 1).to(tl.float32)
     height, width = tl.load(box_ptr + 2).to(tl.float32), tl.load(box_ptr + 3).to(tl.float32)
@@ -92,13 +93,15 @@ def _views(  # type: ignore[no-untyped-def]
             factors_ptr += own * TURNS
             turns_ptr += own * TURNS
             for turn in tl.static_range(TURNS):
-                contrast = _due(factors_ptr, turns_ptr, turn, 1.0, CONTRAST)
-                saturation = _due(factors_ptr, turns_ptr, turn, 1.0, SATURATION)
-                keep = _due(factors_ptr, turns_ptr, turn, 1.0, BRIGHTNESS) * contrast * saturation  # two of them are 1
+                contrast = _due(factors_ptr, turns_ptr, turn, 1.0, CONTRAST_COLUMN)
+                saturation = _due(factors_ptr, turns_ptr, turn, 1.0, SATURATION_COLUMN)
+                keep = (
+                    _due(factors_ptr, turns_ptr, turn, 1.0, BRIGHTNESS_COLUMN) * contrast * saturation
+                )  # all but one are 1
                 gray = _luma(r, g, b)
                 base = (1.0 - contrast) * (tl.sum(gray) / (SIZE * SIZE)) + (1.0 - saturation) * gray
                 r, g, b = _unit(keep * r + base), _unit(keep * g + base), _unit(keep * b + base)
-                shift = _due(factors_ptr, turns_ptr, turn, 0.0, HUE)
+                shift = _due(factors_ptr, turns_ptr, turn, 0.0, HUE_COLUMN)
                 if shift != 0.0:
                     most, least = tl.maximum(tl.maximum(r, g), b), tl.minimum(tl.minimum(r, g), b)
                     c = most - least
@@ -119,13 +122,15 @@ def _views(  # type: ignore[no-untyped-def]
 
 
 def views_kernel(images: Tensor, params: ViewParams, operations: Sequence[int], size: int) -> Tensor:
-    """`Augment.apply` for color images whose sides are powers of two from 16 on: crop, flip, jitter and gray."""
-    p, (num_images, _, height, width) = params, images.shape
-    out = images.new_empty((num_images, 3, size, size), dtype=torch.float32)
+    """Crop, flip, jitter and gray of color images whose sides are among `augment.KERNEL_SIDES`."""
+    num_images, _, height, width = images.shape
+    p = type(params)(*(t if t is None else t.contiguous() for t in params))
+    turns = 0 if p.turns is None else len(operations)
     columns = [operations.index(k) if k in operations else -1 for k in (BRIGHTNESS, CONTRAST, SATURATION, HUE)]
+    out = images.new_empty((num_images, 3, size, size), dtype=torch.float32)
     _views[(num_images,)](
         images.contiguous(), p.box, p.is_flipped, p.is_jittered, p.factors, p.turns, p.is_gray, out,
-        height, width, size, p.is_flipped is not None, p.is_gray is not None, len(operations), *columns,
+        height, width, size, p.is_flipped is not None, p.is_gray is not None, turns, *columns,
         num_warps=4 if size <= 32 else 8,
     )  # fmt: skip
     return out
