@@ -43,8 +43,9 @@ KINDS = {
     "convolution, gradient of the input": ("dgrad",),
     "convolution, gradient of the weights": ("wgrad",),
     "batch norm, ReLU and additions (compiled)": ("batch_norm", "threshold_backward", "relu"),
-    "matrix products (crops, heads, losses)": ("gemm", "cutlass", "bmm", "gemv", "splitK"),
-    "other compiled (views, losses)": ("triton_", "_views"),
+    "convolution, of a kind its name does not tell": ("ImplicitGemmConvolution",),
+    "matrix products": ("gemm", "cutlass", "bmm", "gemv", "splitK"),
+    "views, and what else is compiled": ("triton_", "_views"),
 }
 
 

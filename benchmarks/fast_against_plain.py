@@ -38,7 +38,7 @@ FORMS: dict[str, tuple[str, list[str]]] = {
 
 def run(words: list[str], out: Path) -> dict[str, Any]:
     """One run's final record."""
-    subprocess.run([sys.executable, "-m", "opencon", *words, "--out", str(out)], check=True, capture_output=True)
+    subprocess.run([sys.executable, "-m", "opencon", *words, "--out", str(out)], check=True, stdout=subprocess.DEVNULL)
     found: dict[str, Any] = json.loads((out / "result.json").read_text())
     print(out.name, f"{100 * found['all']:.2f}", flush=True)
     return found
@@ -53,6 +53,7 @@ def main() -> None:
     parser.add_argument("--plain", type=int, nargs="*", default=[], metavar="SEED")
     parser.add_argument("--set", action="append", default=[], dest="settings", help="for both")
     parser.add_argument("--together", type=int, default=1, help="so many runs at a time")
+    parser.add_argument("--out", type=Path, help="keep the runs here; those that are finished are not run again")
     parser.add_argument("--quick", action="store_true", help="two epochs")
     parser.add_argument("--name", default="fast_against_plain")
     args = parser.parse_args()
@@ -61,8 +62,8 @@ def main() -> None:
     for flag in ("data", "weights"):
         words += [f"--{flag}", getattr(args, flag)] if getattr(args, flag) else []
     result: dict[str, Any] = {"recipe": args.recipe, "settings": settings}
-    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(args.together) as pool:
-        started = {}
+    with tempfile.TemporaryDirectory() as place, ThreadPoolExecutor(args.together) as pool:
+        folder, started = args.out or place, {}
         for form, (_, own) in FORMS.items():
             for seed in getattr(args, form):
                 sets = [part for setting in [*settings, *own] for part in ("--set", setting)]
