@@ -121,3 +121,16 @@ def test_data_that_were_moved_are_no_other_run(tmp_path):
     run.save_checkpoint({"config": {"data": {"root": "here"}}})
     again = RunFolder.open_for_training(tmp_path / "run", {"data": {"root": "there"}})
     assert again.load_checkpoint({"data": {"root": "there"}})
+
+
+def test_a_folder_is_trained_into_by_one_at_a_time(tmp_path):
+    one, other = RunFolder(tmp_path), RunFolder(tmp_path)
+    with one.held(), pytest.raises(RunError, match="another process is training into"), other.held():
+        pass
+    with other.held():
+        pass
+
+
+def test_a_lock_does_not_change_what_went_wrong_inside(tmp_path):
+    with pytest.raises(BlockingIOError), RunFolder(tmp_path).held():
+        raise BlockingIOError

@@ -17,7 +17,7 @@ import errno
 import json
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +72,26 @@ class RunFolder:
             raise RunError(f"{path} holds no run (no config.json). Give the folder that `opencon train --out` wrote.")
         _refuse_discovery(path)
         return cls(path)
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Keep others from training into this folder meanwhile. The lock ends with its process, however that ends."""
+        try:
+            import fcntl
+        except ImportError:  # Windows: there is none
+            yield
+            return
+        place = os.open(self.path, os.O_RDONLY)
+        try:
+            with contextlib.suppress(OSError):  # a file system without locks
+                try:
+                    fcntl.flock(place, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError as err:
+                    message = f"another process is training into {self.path}. Wait for it, or give another --out."
+                    raise RunError(message) from err
+            yield
+        finally:
+            os.close(place)
 
     def has(self, name: str) -> bool:
         """Whether the run has written this file."""

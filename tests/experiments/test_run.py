@@ -121,6 +121,19 @@ def test_interrupted_and_resumed_equals_never_interrupted(finished, tmp_path, st
     assert losses(finished[0]) == losses(out)
 
 
+def test_a_second_command_beside_the_first_is_refused_and_harms_nothing(finished, tmp_path):
+    out = tmp_path / "run"
+
+    def again(record):
+        if record["epoch"] == 1:
+            with pytest.raises(RunError, match="another process is training into"):
+                train(small(), out, CPU)
+
+    train(small(), out, CPU, callbacks=Callbacks(epoch_done=again))
+    assert [record["epoch"] for record in RunFolder(out).read_metrics()] == [0, 1, 2, 3]
+    assert_same_state(weights(finished[0]), weights(out))
+
+
 def test_ctrl_c_in_the_middle_of_an_epoch_keeps_the_finished_ones(tmp_path):
     """Files are written rarely (save_seconds), the copy in memory at every epoch."""
     out = tmp_path / "run"

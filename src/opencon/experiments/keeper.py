@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
 from types import TracebackType
@@ -17,7 +18,7 @@ from opencon.runs import RunFolder
 
 
 class Keeper:
-    """Writes metrics.jsonl and checkpoint.pt.
+    """Writes metrics.jsonl and checkpoint.pt; within its `with` block no other process may train into the folder.
 
     State is copied in memory at every epoch and written to disk every `train.save_seconds`: leaving the `with` block by an
     exception (Ctrl-C, a full disk, a loss that is not finite) writes the copy, and a kill -9 falls back on the file.
@@ -41,6 +42,7 @@ class Keeper:
         self.plain_config = to_dict(config)
         self.snapshot: dict[str, Any] = {}
         self.saved_at = self.epoch_start = time.perf_counter()
+        self.lock = contextlib.ExitStack()
 
     def resume(self) -> int:
         """Load the checkpoint if there is one; returns how many epochs are done."""
@@ -52,6 +54,7 @@ class Keeper:
             restore(self.optimizer, state["optimizer"])
             done = int(state["epochs_done"])
         self.folder.forget_metrics_from(done)
+        self.epoch_start = time.perf_counter()
         return done
 
     def epoch_done(self, epoch: int, means: dict[str, float], score: Callable[[], dict[str, Any]]) -> dict[str, Any]:
@@ -82,14 +85,15 @@ class Keeper:
         self.saved_at = time.perf_counter()
 
     def __enter__(self) -> Keeper:
-        self.epoch_start = time.perf_counter()
+        self.lock.enter_context(self.folder.held())
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if error is not None and self.snapshot:
-            self.save()
+        with self.lock:
+            if error is not None and self.snapshot:
+                self.save()
 
 
 def _copied(value: Any) -> Any:

@@ -271,10 +271,6 @@ def train(
     optimizer = build_optimizer(bench.method, config.train)
     scaler = torch.amp.GradScaler(device.type, enabled=config.train.precision == "fp16")
     keeper = Keeper(folder, config, bench.method, optimizer, scaler)
-    first_epoch = keeper.resume()
-    if first_epoch:
-        callbacks.say(f"Resuming {out} after {first_epoch} of {config.train.epochs} epochs.")
-    bench.method.embedder.fold_frozen()
     torch.backends.cudnn.benchmark = True  # shapes never change, so trying out convolution algorithms once pays
     writer = make_writer(str(out / "tensorboard")) if make_writer else None
 
@@ -286,8 +282,12 @@ def train(
                     writer.add_scalar(name, value, epoch)
         callbacks.epoch_done(record)
 
-    callbacks.started(first_epoch, config.train.epochs, len(loader))
     with keeper:
+        first_epoch = keeper.resume()
+        if first_epoch:
+            callbacks.say(f"Resuming {out} after {first_epoch} of {config.train.epochs} epochs.")
+        bench.method.embedder.fold_frozen()
+        callbacks.started(first_epoch, config.train.epochs, len(loader))
         fit(
             bench.method,
             optimizer,
