@@ -23,7 +23,7 @@ FLOORS = [
     {"trainer", "report", "anchor_count"},
     {"openworld", "finetune"},
     {"model"},
-    {"export"},
+    {"export", "assignments"},
     {"discover", "estimator", "handover", "experiments"},
     {"cli"},
 ]

@@ -74,7 +74,7 @@ def test_without_labels_the_silhouette_counts_them(num_classes, few_trees):
     x, y = blobs([24] * num_classes, seed=num_classes)
     found = estimate_classes(x, torch.full_like(y, -1), num_seen=0)
     assert found.num_classes == num_classes
-    assert found.why.startswith("Without labels")
+    assert "without labels" in found.why
 
 
 def test_one_label_for_each_seen_class(few_trees):
@@ -257,9 +257,7 @@ def test_the_range_is_from_the_seen_classes_to_the_most_allowed(few_trees):
 def test_the_sentence_says_what_was_found(few_trees):
     x, y = blobs([20] * 4)
     found = estimate_classes(x, some_labels(y, 2, 5), num_seen=2)
-    start = (
-        "4 of 2 to 40 groups fit best: 100% of 10 labeled rows lie in the group of their class, and the groups stand"
-    )
+    start = "2 to 40 groups were tried, and 4 fit best: 100% of 10 labeled ones lie in the group of their class, and"
     assert found.why.startswith(start)
     assert found.why.endswith("; no other number fits nearly as well.")
 
@@ -458,7 +456,7 @@ def test_many_rows_are_sampled(few_trees, monkeypatch):
     x, y = blobs([100] * 6)
     found = estimate_classes(x, some_labels(y, 3, 10), num_seen=3)
     assert found.num_classes == 6
-    assert "of 20 labeled rows" in found.why  # 30 of 600 are labeled: a tenth of the 200 places
+    assert "of 20 labeled ones" in found.why  # 30 of 600 are labeled: a tenth of the 200 places
 
 
 @pytest.mark.parametrize(("labeled", "want"), [(0, 0), (4, 4), (40, 10), (500, 50), (1000, 100)])

@@ -216,7 +216,7 @@ def test_evaluate_draws(capsys, finished, tmp_path, monkeypatch):
     [
         (["--protocol", "acc"], "eval.protocol = 'acc' must be one of 'orca', 'gcd'."),
         (["--on", "train"], "eval.on = 'train' must be one of 'unlabeled', 'test'."),
-        (["--on", "test"], "digits has no held-out test images. Use eval.on=unlabeled."),
+        (["--on", "test"], "digits has no held-out test images. Use eval.on=unlabeled (--on unlabeled)."),
         (["--picture", "no/such/p.png"], "--picture no/such/p.png: there is no folder no/such. Make it first."),
     ],
 )

@@ -5,6 +5,7 @@ import errno
 import json
 import os
 import shutil
+import sys
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,7 +15,8 @@ from PIL import Image
 
 from opencon import cli
 from opencon.data.photos import shown_name
-from opencon.model import OpenConModel
+from opencon.model import OpenConModel, identity
+from opencon.runs import RunFolder
 
 SEEN, NOVEL, EACH = ("amber", "blue", "green"), ("stripes", "rings"), 10
 FAST = ("--size", "48", "--views", "1", "--device", "cpu", "--no-cache")
@@ -228,6 +230,52 @@ def test_groups_of_one_name_are_one_until_they_are_named_apart(capsys, finished,
     assert OpenConModel.from_pretrained(run).class_names[-2:] == ("new-1", "new-2")
 
 
+def test_names_for_another_discovery_are_refused(capsys, finished, originals, tmp_path):
+    """A page's names.csv says of which discovery it is: after another one, new-1 is another group."""
+    run, table = shutil.copytree(finished, tmp_path / "run"), tmp_path / "names.csv"
+    own = identity(RunFolder(run))
+    assert json.dumps(own) in (run / "report.html").read_text()
+    table.write_text(f"group,name,discovery\nnew-1,zebra,{own}\n")
+    works(capsys, "name", run, table)
+    table.write_text(f"group,name,discovery\nnew-2,okapi,{own}\n")  # a name changes nothing of what it is
+    works(capsys, "name", run, table)
+    said = works(capsys, "discover", *where(originals), "--novel", 1, *FAST, "--out", run).err
+    assert "names given here before (zebra, okapi) are gone" in said
+    assert "for another discovery" in refused(capsys, "name", run, table)
+    table.write_text("group,name\nnew-1,zebra\n")
+    works(capsys, "name", run, table)
+    assert "are gone" not in works(capsys, "discover", *where(originals), *FAST, "--out", tmp_path / "other").err
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [("group,name\nnew-1,\n", "gives no name"), ("name\nnew-1\n", "must have the columns group,name")],
+)
+def test_tables_without_names(capsys, finished, tmp_path, table, message):
+    (tmp_path / "names.csv").write_text(table)
+    assert message in refused(capsys, "name", finished, tmp_path / "names.csv")
+
+
+def test_names_may_stand_between_semicolons_and_go_to_labels_too(capsys, finished, tmp_path):
+    run = shutil.copytree(finished, tmp_path / "run")
+    (tmp_path / "names.csv").write_text("group;name\nblue;azure\n")
+    works(capsys, "name", run, tmp_path / "names.csv")
+    names = {"blue": "azure"}
+    for row, old in zip(rows_of(run), rows_of(finished), strict=True):
+        assert row == old | {key: names.get(old[key], old[key]) for key in ("predicted", "given")}
+
+
+def test_both_tables_have_the_same_columns(capsys, finished, originals, tmp_path):
+    works(capsys, "predict", finished, originals / "pile", "--csv", tmp_path / "said.csv", "--device", "cpu")
+    with (tmp_path / "said.csv").open(newline="") as file:
+        said = {Path(row["file"]).name: row for row in csv.DictReader(file)}
+    columns = ("predicted", "kind", "unlike_everything", "given")
+    for row in rows_of(finished):
+        assert list(row) == list(next(iter(said.values())))
+        if not row["given"]:
+            assert [said[Path(row["file"]).name][key] for key in columns] == [row[key] for key in columns]
+
+
 def test_export_writes_a_folder_that_predicts_alone(capsys, finished, tmp_path):
     ran = works(capsys, "export", finished, "--no-onnx", "--out", tmp_path / "model")
     assert "OpenConModel.from_pretrained" in ran.out
@@ -235,6 +283,21 @@ def test_export_writes_a_folder_that_predicts_alone(capsys, finished, tmp_path):
         p.name for p in (tmp_path / "model").iterdir()
     }
     assert OpenConModel.from_pretrained(tmp_path / "model").class_names[: len(SEEN)] == SEEN
+
+
+def test_export_without_the_extra_leaves_out_onnx_unless_asked_for(capsys, finished, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "onnxscript", None)
+    ran = works(capsys, "export", finished, "--out", tmp_path / "model")
+    assert "No model.onnx" in ran.out
+    assert "opencon[onnx]" in ran.out
+    assert (tmp_path / "model" / "encoder.safetensors").is_file()
+    assert "opencon[onnx]" in refused(capsys, "export", finished, "--onnx", "--out", tmp_path / "other")
+
+
+def test_predict_fails_where_nothing_can_be_read(capsys, finished, tmp_path):
+    (tmp_path / "empty.png").write_bytes(b"")
+    for more in ((), ("--csv", tmp_path / "said.csv")):
+        assert opencon(capsys, "predict", finished, tmp_path / "empty.png", "--device", "cpu", *more).code == 1
 
 
 def test_count(capsys, originals):
@@ -271,16 +334,18 @@ def test_photos_of_every_kind_and_broken_ones(capsys, photos, tmp_path):
     (pile / "torn.jpg").write_bytes((pile / "torn.jpg").read_bytes()[:300])
     (pile / "nothing.png").write_bytes(b"")
     Image.new("1", (20_000, 20_000)).save(pile / "huge.png")
+    (pile / "phone.HEIC").write_bytes(b"\0\0\0\x18ftypheic")
     ran = works(capsys, "discover", *where(photos), "--novel", 2, *FAST, "--out", tmp_path / "run")
     rows = {row["file"].removeprefix("pile/"): row for row in rows_of(tmp_path / "run")}
     errors = {name: row["error"] for name, row in rows.items() if row["error"]}
-    assert set(errors) == {"torn.jpg", "nothing.png", "huge.png"}
+    assert set(errors) == {"torn.jpg", "nothing.png", "huge.png", "phone.HEIC"}
+    assert errors["phone.HEIC"] == "is in a format that cannot be read (.heic). Convert it to JPEG."
     assert "is empty" in errors["nothing.png"]
     assert "too many pixels" in errors["huge.png"]
     assert all(name in ran.err for name in errors)
     assert rows["palette.png"]["predicted"] == "blue"
     assert rows["copy of b5.png"]["predicted"] == rows["b5.png"]["predicted"]
-    assert len(np.load(tmp_path / "run/embeddings.npy")) == len(rows) - 3
+    assert len(np.load(tmp_path / "run/embeddings.npy")) == len(rows) - 4
 
 
 def test_hostile_names_are_text_everywhere(capsys, photos, tmp_path):

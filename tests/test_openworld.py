@@ -170,6 +170,17 @@ def test_classes_too_small_to_measure_leave_the_estimate_as_it_is(seed):
     assert "were looked for" not in found.count.why
 
 
+def test_a_class_known_by_one_label_says_nothing_about_halves():
+    g = torch.Generator().manual_seed(1)
+    x = (torch.randn(8, 1, 16, generator=g) + 0.9 * torch.randn(8, 40, 16, generator=g)).flatten(0, 1)
+    labels = torch.full((320,), -1)
+    labels[0], labels[40] = 0, 1  # many rows will fall to these two, but what they are is not known
+    found = fit_features(x, labels, OpenWorldConfig(steps=0))
+    assert found.count.low < found.count.high  # not sure
+    assert found.model.num_classes == found.count.num_classes
+    assert "were looked for" not in found.count.why
+
+
 def test_large_and_small_classes():
     """Noise on the scale of the classes' distances, instead of their own, would spread the large ones over the small."""
     x, labels, truth = problem((150, 30, 150, 20), num_seen=2)

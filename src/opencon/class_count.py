@@ -70,9 +70,7 @@ class CountEstimate:
     def merged(self, num_classes: int, times: int) -> CountEstimate:
         """The estimate with what merging has left. More than estimated means that so many times as many were looked for."""
         more = f"{times} times as many were looked for, and groups" if num_classes > self.num_classes else "Groups"
-        why = (
-            f"{self.why} {more} no more apart than the halves of a seen class were made one, which left {num_classes}."
-        )
+        why = f"{self.why} {more} as close as two halves of one of your classes were made one: {num_classes} are left."
         low, high = min(self.low, num_classes), max(self.high, num_classes)
         return replace(self, num_classes=num_classes, low=low, high=high, why=why)
 
@@ -331,14 +329,13 @@ def nothing_to_find(num_classes: int, why: str) -> CountEstimate:
 
 def _reason(best: int, tried: list[int], means: Any, low: int, high: int, num_labeled: int) -> str:
     share, separation = (float(value) for value in means)
-    apart = f"the groups stand apart with a silhouette of {separation:.2f}"
+    apart = f"the groups stand apart (silhouette {separation:.2f}; 0 is not at all, 1 is perfectly)"
     others = f"{low} to {high} fit nearly as well" if high > low else "no other number fits nearly as well"
+    tries = f"{tried[0]} to {tried[-1]} groups were tried"
     if not num_labeled:
-        return f"Without labels, {best} of {tried[0]} to {tried[-1]} groups separate best: {apart}; {others}."
-    return (
-        f"{best} of {tried[0]} to {tried[-1]} groups fit best: {share:.0%} of {num_labeled} labeled rows lie in the group "
-        f"of their class, and {apart}; {others}."
-    )
+        return f"{tries}, and without labels {best} separate best: {apart}; {others}."
+    fits = f"{share:.0%} of {num_labeled:,} labeled ones lie in the group of their class"
+    return f"{tries}, and {best} fit best: {fits}, and {apart}; {others}."
 
 
 def check_rows(x: Tensor, labels: Tensor, num_seen: int, max_classes: int | None) -> None:

@@ -13,9 +13,9 @@ Letters: M photos, n that can be read, F features, D embedding size, S seen clas
 
 from __future__ import annotations
 
-import csv
-import io
+import contextlib
 import itertools
+import re
 import shlex
 import time
 from collections.abc import Callable, Mapping
@@ -29,6 +29,7 @@ from PIL import Image
 from torch import Tensor
 
 from opencon.anchor_count import COUNTERS
+from opencon.assignments import as_table
 from opencon.class_count import CountEstimate
 from opencon.data.listings import printable
 from opencon.data.photos import Photos, check, new_names, some_names, typical_side
@@ -37,7 +38,8 @@ from opencon.errors import DataError, RunError
 from opencon.features import Extractor, FeatureSettings, PhotoFeatures, photo_features
 from opencon.finetune import finetune
 from opencon.metrics import OpenWorldAccuracy, evaluate
-from opencon.model import OpenConModel
+from opencon.model import SETTINGS as MODEL
+from opencon.model import OpenConModel, PhotoPrediction, identity
 from opencon.openworld import Fitted, OpenWorldConfig, fit_features
 from opencon.report.html import ReportData, headline, write_report
 from opencon.report.map import map_positions
@@ -80,6 +82,7 @@ class Discovery:
     count: CountEstimate | None
     num_outliers: int
     problems: list[tuple[str, str]]  # file, reason
+    replaced: list[str]  # names that groups had been given in this folder; they have others now
     record: dict[str, Any]  # result.json
     report: Path
 
@@ -106,7 +109,7 @@ def plan(photos: Photos, config: DiscoverConfig, device: torch.device) -> dict[s
         "photos": f"{len(photos.paths):,}: {labeled:,} labeled in {classes} class{'es' if classes > 1 else ''} "
         f"({some_names(photos.class_names)}), {len(photos.paths) - labeled:,} unlabeled",
         "encoder": f"{f.encoder} at {encoder.image_size} px, {1 + f.num_views} views of each photo: {about} "
-        f"where nothing is cached",
+        f"where nothing is cached; learning and the page come on top",
         "looks for": f"the {classes} seen and {groups}",
         "method": f"{config.fit.method}, seed {config.fit.seed}"
         + (", the encoder's last stage learns too" if config.finetune else ""),
@@ -124,6 +127,15 @@ def open_folder(out: Path) -> RunFolder:
     except OSError as err:
         raise RunError(f"cannot write to {out} ({err.strerror}). Give another --out.") from err
     return folder
+
+
+def names_given(folder: RunFolder, photos: Photos) -> list[str]:
+    """Names that `opencon name` gave to groups of the discovery that is in a folder."""
+    names: list[str] = []
+    with contextlib.suppress(RunError, KeyError):  # none, or damaged: it is about to be replaced
+        names = folder.read_json(MODEL)["class_names"]
+    own = set(photos.class_names)
+    return [name for name in dict.fromkeys(names) if name not in own and not re.fullmatch(r"new-\d+", name)]
 
 
 def discover(
@@ -147,9 +159,23 @@ def discover(
         truth: the true class of photos by name, to measure with; never seen by the learner.
         progress: told what is being done.
     """
-    start = time.perf_counter()
     check(photos)
     folder = open_folder(out)
+    with folder.held():
+        return _discover(photos, config, folder, cache, device, truth, progress)
+
+
+def _discover(
+    photos: Photos,
+    config: DiscoverConfig,
+    folder: RunFolder,
+    cache: Path | None,
+    device: torch.device,
+    truth: Mapping[str, str] | None,
+    progress: Progress,
+) -> Discovery:
+    start, out = time.perf_counter(), folder.path
+    replaced = names_given(folder, photos)
     folder.write_json("config.json", config.plain())
     folder.write_json("environment.json", environment(device))
     found = read_features(photos, config.features, cache, device, progress)
@@ -183,9 +209,15 @@ def discover(
     model.save(folder)
     folder.write_array(EMBEDDINGS, fitted.z.numpy())
     problems = [(names[i], reason) for i, reason in found.problems.items()]
-    folder.write_text(ASSIGNMENTS, assignments(kept_names, labels, fitted, model, problems))
+    said = [
+        *model.judge_embedded(kept_names, fitted.z, among_examples=True),
+        *itertools.starmap(PhotoPrediction.unread, problems),
+    ]
+    given = [class_names[label] if label >= 0 else "" for label in labels.tolist()] + [""] * len(problems)
+    folder.write_text(ASSIGNMENTS, as_table(zip(said, given, strict=True)))
     record = _measured(kept_names, labels, fitted, photos, truth)
     data = _report(photos, found, labels, fitted, class_names, problems, record, out)
+    data = replace(data, names_for=identity(folder))
     record |= {
         "headline": headline(data),
         "photos": len(photos.paths),
@@ -211,6 +243,7 @@ def discover(
         count=fitted.count,
         num_outliers=record["outliers"],
         problems=problems,
+        replaced=replaced,
         record=record,
         report=report,
     )
@@ -266,36 +299,6 @@ def groups_of(fitted: Fitted, labels: Tensor, class_names: tuple[str, ...]) -> l
     """Every class and group with its number of unlabeled photos."""
     sizes = torch.bincount(fitted.prediction.classes[labels < 0], minlength=len(class_names)).tolist()
     return [Group(n, c >= fitted.model.num_seen, sizes[c]) for c, n in enumerate(class_names)]
-
-
-def assignments(
-    names: list[str], labels: Tensor, fitted: Fitted, model: OpenConModel, problems: list[tuple[str, str]]
-) -> str:
-    """assignments.csv as text: a line for each photo, those that could not be read last."""
-    said = fitted.prediction
-    nearest = model.nearest_examples(fitted.z, names)
-    text = io.StringIO()
-    table = csv.writer(text, lineterminator="\n")
-    columns = ["file", "predicted", "kind", "confidence", "novelty", "unlike_everything", "given", "nearest", "error"]
-    table.writerow(columns)
-    rows = zip(
-        names,
-        said.classes.tolist(),
-        said.confidence.tolist(),
-        said.novelty.tolist(),
-        said.is_outlier.tolist(),
-        labels.tolist(),
-        nearest,
-        strict=True,
-    )
-    for name, c, confidence, novelty, outlier, given, beside in rows:
-        kind = "new" if c >= fitted.model.num_seen else "seen"
-        own = model.class_names[given] if given >= 0 else ""
-        numbers = f"{confidence:.4f}", f"{novelty:.4f}", "yes" if outlier else "no"
-        table.writerow([name, model.class_names[c], kind, *numbers, own, "|".join(beside), ""])
-    for name, reason in problems:
-        table.writerow([name, "", "", "", "", "", "", "", reason])
-    return text.getvalue()
 
 
 def _measured(

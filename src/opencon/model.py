@@ -67,6 +67,11 @@ class PhotoPrediction:
     nearest: tuple[str, ...]  # the most similar examples that the model keeps, nearest first
     error: str | None  # why the photo cannot be read
 
+    @classmethod
+    def unread(cls, file: str, error: str) -> PhotoPrediction:
+        """Of a photo that cannot be read."""
+        return cls(file, None, False, 0.0, 0.0, False, (), error)
+
 
 @dataclass(frozen=True, eq=False)
 class OpenConModel:
@@ -203,15 +208,19 @@ class OpenConModel:
                     yield next(said)
                 else:
                     error = problems[i] if os.path.exists(file) else "does not exist"
-                    yield PhotoPrediction(str(file), None, False, 0.0, 0.0, False, (), error)
+                    yield PhotoPrediction.unread(str(file), error)
 
     @torch.no_grad()
     def judge(self, files: Sequence[str], x: Tensor) -> list[PhotoPrediction]:
         """Predictions from features (n, F) of photos that are called so."""
-        z = self.head.embed(x)
+        return self.judge_embedded(files, self.head.embed(x))
+
+    def judge_embedded(self, files: Sequence[str], z: Tensor, among_examples: bool = False) -> list[PhotoPrediction]:
+        """The same from embeddings (n, D). `among_examples`: these made the model; none is its own nearest example."""
         said = self.head.predict_embedded(z)
         seen, columns = self.class_names[: self.num_seen], (said.novelty.tolist(), said.is_outlier.tolist())
-        rows = zip(files, *self.named(said.p), *columns, self.nearest_examples(z), strict=True)
+        nearest_ones = self.nearest_examples(z, files if among_examples else None)
+        rows = zip(files, *self.named(said.p), *columns, nearest_ones, strict=True)
         return [
             PhotoPrediction(
                 file=file,
@@ -258,7 +267,7 @@ class OpenConModel:
 
     def save(self, folder: str | Path | RunFolder) -> None:
         """Write model.json and model.safetensors; the encoder too if it came with the model, or lies in this folder."""
-        run = folder if isinstance(folder, RunFolder) else _writable(Path(folder))
+        run = folder if isinstance(folder, RunFolder) else RunFolder.made(Path(folder).expanduser())
         named = Path(self.features.encoder).expanduser()
         is_here = named.is_file() and named.resolve() == (run.path / RUN_FILE).resolve()
         takes_it = is_here or self.home is not None
@@ -278,7 +287,7 @@ class OpenConModel:
             title: of the model card.
             facts: lines for its table of how the model was made, such as {"photos": "720, taken in 2024"}.
         """
-        run = _writable(Path(folder))
+        run = RunFolder.made(Path(folder).expanduser())
         if any(run.path.iterdir()) and not run.has(SETTINGS):
             raise RunError(f"{run.path} is not empty and holds no model. Give an empty or a new folder.")
         encoder = self.load_encoder()
@@ -364,13 +373,9 @@ class OpenConModel:
             raise _damaged(folder, err) from err
 
 
-def _writable(folder: Path) -> RunFolder:
-    folder = folder.expanduser()
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as err:
-        raise RunError(f"cannot create the folder {folder} ({err.strerror}). Give another one.") from err
-    return RunFolder(folder)
+def identity(run: RunFolder) -> str:
+    """Of the model in a folder, whatever its groups are called: names for them fit no other model."""
+    return str(run.read_json(SETTINGS)["sha256"])[:12]
 
 
 def _read_settings(folder: Path) -> dict[str, Any]:

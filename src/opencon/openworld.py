@@ -237,7 +237,7 @@ def _start(
     """The fixed part of the model, a class for every row (M,), and how often such a class is right.
 
     That is measured before training: afterwards labeled rows look better than others, for the head has learned them.
-    Where seen classes are too small to say which of many groups are one, `least` new groups are looked for instead.
+    Where too few rows are labeled to say which of many groups are one, `least` new groups are looked for instead.
     """
     num_classes = num_seen + num_novel
     dim = min(max(2 * num_classes, DIMS[0]), DIMS[1], max(x.shape[1], 2))
@@ -248,7 +248,7 @@ def _start(
     starts = int(min(max(START_WORK / (len(x) * dim * num_classes), 4), MOST_STARTS))
     stream = generator(CPU, seed, CLUSTERS)
     found = kmeans(z, num_classes, labels=labels, num_seen=num_seen, num_starts=starts, generator=stream)
-    if least is not None and least < num_novel and not can_merge(found.assignment, num_seen):
+    if least is not None and least < num_novel and not can_merge(labels[labels >= 0], num_seen):
         return _start(x, labels, num_seen, least, seed)
     start = by_size(merge_alike(z, found.assignment, num_seen=num_seen), num_seen)
     whitening, start = settle(z, start, labels, num_seen=num_seen, rounds=ROUNDS_BEFORE)

@@ -45,6 +45,15 @@ class RunFolder:
         self.metrics = path / "metrics.jsonl"
 
     @classmethod
+    def made(cls, path: Path) -> RunFolder:
+        """The folder, made if it is not there."""
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as err:
+            raise RunError(f"cannot create the folder {path} ({err.strerror}). Give another one.") from err
+        return cls(path)
+
+    @classmethod
     def open_for_training(cls, path: Path, config: Mapping[str, Any]) -> RunFolder:
         """Create the folder, or check that it holds a run of the same configuration."""
         folder = cls(path)

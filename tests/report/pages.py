@@ -61,6 +61,7 @@ def report_data(photos=60, seen=2, new=2, labeled=10, seed=0, **change):
         "problems": [("folder/broken.jpg", "is no image")],
         "next_steps": [("Sort more photos:", "opencon predict run/ more/")],
         "names_command": "opencon name run/ names.csv",
+        "names_for": "0123abcd",
         "facts": {"Seed": 0, "Seconds": 12.5},
     }
     return ReportData(**(values | change))

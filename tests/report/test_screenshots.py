@@ -3,6 +3,7 @@
 import csv
 import io
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -223,7 +224,16 @@ def test_names_come_back_as_a_table(visit, tmp_path):
     download.value.save_as(tmp_path / "names.csv")
     with (tmp_path / "names.csv").open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
-    assert rows == [{"group": "new-1", "name": 'otters, "sea" 🦦'}, {"group": "new-3", "name": "kelp"}]
+    found = [tuple(row.values()) for row in rows]
+    assert found == [("new-1", 'otters, "sea" 🦦', "0123abcd"), ("new-3", "kelp", "0123abcd")]
+    assert list(rows[0]) == ["group", "name", "discovery"]
+
+
+def test_where_no_command_takes_names_none_are_asked_for(visit):
+    page = visit(replace(report_data(new=3), names_command=""))
+    assert page.get_by_text("new-1").first.is_visible()
+    assert page.get_by_label("Name for new-1").count() == 0
+    assert not page.get_by_role("button", name="Save names.csv").is_visible()
 
 
 def test_a_gallery_opens_to_all_its_photos(visit):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import sys
 import warnings
@@ -22,7 +20,6 @@ from opencon.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from opencon.data.photos import Photos
-    from opencon.model import PhotoPrediction
 
 CACHE = Path("~/.cache/opencon/features")
 MOST_PROBLEMS = 10  # photos that cannot be read and are named one by one
@@ -115,7 +112,8 @@ def discover(
     if how.fit.num_novel is not None and new < how.fit.num_novel:
         console.print(f"{how.fit.num_novel} new groups were asked for; {new} stood apart.")
     if found.num_outliers:
-        console.print(f"{found.num_outliers} are unlike everything: see unlike_everything in assignments.csv.")
+        be = "is" if found.num_outliers == 1 else "are"
+        console.print(f"{found.num_outliers} {be} unlike everything: see unlike_everything in assignments.csv.")
     if "all" in found.record:
         r = found.record
         scores = ", ".join(f"{key} {r[key]:.1%}" for key in ("all", "novel", "seen"))
@@ -124,6 +122,12 @@ def discover(
         errors.print(f"set aside: {printable_text(file)} {reason}")
     if len(found.problems) > MOST_PROBLEMS:
         errors.print(f"... and {len(found.problems) - MOST_PROBLEMS} more; all are in assignments.csv.")
+    if found.replaced:
+        errors.print(
+            f"note: groups are numbered anew: names given here before ({', '.join(found.replaced)}) are gone, and a "
+            f"names.csv saved before does not fit.",
+            soft_wrap=True,
+        )
     console.print(
         f"{found.record['seconds']['everything']:.0f} s. Look at {found.report}\n"
         f"New photos: opencon predict {out} MORE_PHOTOS/",
@@ -142,8 +146,10 @@ def predict(
 
     A photo that cannot be read is a line with its error.
     """
+    from opencon.assignments import as_table
     from opencon.data.listings import printable
     from opencon.model import OpenConModel
+    from opencon.runs import RunFolder
     from opencon.runtime import pick_device
 
     if not any(path.expanduser().exists() for path in images):  # one of many is a line with its error
@@ -153,14 +159,17 @@ def predict(
     model = OpenConModel.from_pretrained(run_folder, device=pick_device(device))
     with resumable("Run it again."), quiet_warnings(), bars() as progress:
         found = model.predict(images, progress=lambda done, total: progress("looking", done, total))
-        if csv_file is None:
-            for row in found:
+        rows = []
+        for row in found:
+            rows.append(row)
+            if csv_file is None:
                 sys.stdout.write(json.dumps(asdict(row)) + "\n")
-            return
-        rows = list(found)
-    write_csv(rows, csv_file)
-    unlike, failed = sum(r.is_outlier for r in rows), sum(r.error is not None for r in rows)
-    console.print(f"{len(rows):,} photos in {csv_file}: {unlike} unlike everything, {failed} unreadable.")
+    if csv_file is not None:
+        RunFolder(csv_file.parent).write_text(csv_file.name, as_table((row, "") for row in rows))
+        unlike, failed = sum(r.is_outlier for r in rows), sum(r.error is not None for r in rows)
+        console.print(f"{len(rows):,} photos in {csv_file}: {unlike} unlike everything, {failed} unreadable.")
+    if all(row.error is not None for row in rows):
+        raise typer.Exit(1)  # none could be read, as each line says
 
 
 @app.command(short_help="Give new groups the names you chose.")
@@ -232,8 +241,12 @@ def export(
     run_folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a discovery.")],
     out: Annotated[Path, typer.Option("--out", help="Folder for the model.")] = Path("model"),
     onnx: Annotated[
-        bool, typer.Option("--onnx/--no-onnx", help="Also write model.onnx, checked against torch.")
-    ] = True,
+        bool | None,
+        typer.Option(
+            "--onnx/--no-onnx",
+            help="Also write model.onnx, checked against torch [default: where the extra onnx is there].",
+        ),
+    ] = None,
 ) -> None:
     """Write a model that needs nothing else: weights and a card in a folder, and one ONNX file."""
     from opencon.handover import export_folder
@@ -275,19 +288,6 @@ def number_of_groups(novel: str) -> int | None:
     if not novel.isdecimal():
         raise ConfigError(f"--novel {novel!r} must be auto or a whole number, 0 or more.")
     return int(novel)
-
-
-def write_csv(rows: list[PhotoPrediction], path: Path) -> None:
-    """Predictions as a table."""
-    from opencon.runs import RunFolder
-
-    text = io.StringIO()
-    table = csv.writer(text, lineterminator="\n")
-    table.writerow(["file", "label", "is_new", "confidence", "novelty", "is_outlier", "nearest", "error"])
-    for r in rows:
-        numbers = ("", "", "") if r.error else (f"{r.confidence:.4f}", f"{r.novelty:.4f}", r.is_outlier)
-        table.writerow([r.file, r.label or "", r.is_new, *numbers, "|".join(r.nearest), r.error or ""])
-    RunFolder(path.parent).write_text(path.name, text.getvalue())
 
 
 def printable_text(text: str) -> str:

@@ -47,8 +47,9 @@ def demo(
     for group in outcome.groups:
         groups.add_row(group.name, str(group.size), group.mostly, f"{group.purity:.1%}")
     console.print(groups)
+    picture = outcome.picture or "none, as matplotlib is missing: pip install 'opencon[plots]'"
     console.print(
-        f"\n{outcome.result['total_seconds']:.0f} s. Look at {outcome.page}\nPicture: {outcome.picture}", soft_wrap=True
+        f"\n{outcome.result['total_seconds']:.0f} s. Look at {outcome.page}\nPicture: {picture}", soft_wrap=True
     )
 
 
@@ -301,10 +302,12 @@ def progress_bar() -> Iterator[Any]:
             progress.update(task, completed=(epoch - shape["first"]) * shape["steps"] + steps)
 
         def epoch_done(record: dict[str, Any]) -> None:
-            terms = [f"{key[5:]} {value:.2f}" for key, value in record.items() if key.startswith("loss_")]
+            is_wide = console.width >= WIDE  # else epoch and time would make room for the terms of the loss
+            terms = [f"{key[5:]} {value:.2f}" for key, value in record.items() if key.startswith("loss_") and is_wide]
             latest["loss"] = f"loss {record['loss']:.2f}" + (f" ({', '.join(terms)})" if terms else "")
             if "all" in record:
-                latest["acc"] = f"all {record['all']:.1%} novel {record['novel']:.1%} seen {record['seen']:.1%}"
+                shown = ("all", "novel", "seen") if is_wide else ("all",)
+                latest["acc"] = " ".join(f"{key} {record[key]:.1%}" for key in shown)
             if "knn20" in record:
                 latest["acc"] = f"20-NN {record['knn20']:.1%}"
             epoch = record["epoch"] + 1
@@ -355,5 +358,6 @@ def result_table(record: Mapping[str, Any], title: str) -> Table:
     return table
 
 
+WIDE = 150  # columns that a training bar with everything takes
 FIRST = ("protocol", "on", "num_images", "seed", "all", "novel", "seen", "knn20")
 SHARES = {"all", "novel", "seen", "knn20", "auroc", "aupr", "fpr95", "share_novel"}

@@ -18,6 +18,8 @@ from opencon.errors import DataError
 from opencon.registry import did_you_mean
 
 IMAGE_SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"})
+# Photos all the same: listed, so that they are named among what cannot be read instead of missing without a word.
+OTHER_SUFFIXES = frozenset({".arw", ".avif", ".cr2", ".cr3", ".dng", ".heic", ".heif", ".nef", ".orf", ".raf", ".rw2"})
 PART_NAMES = frozenset({"test", "train", "training", "val", "valid", "validation"})  # folders that are never classes
 
 
@@ -38,7 +40,7 @@ def printable(path: Path) -> str:
 
 def find_images(folder: Path) -> list[Path]:
     """Every image file below a folder, by its suffix, sorted; hidden files and folders are left alone."""
-    return [path for path in _files(folder) if path.suffix.lower() in IMAGE_SUFFIXES]
+    return [path for path in _files(folder) if path.suffix.lower() in IMAGE_SUFFIXES | OTHER_SUFFIXES]
 
 
 def images_at(path: Path) -> list[Path]:
@@ -72,7 +74,7 @@ def list_folder(root: str | Path) -> Listing:
         raise DataError(f"{printable(root)} holds parts of a data set ({parts}), not classes. Give one of the parts.")
     by_class = [find_images(folder) for folder in folders]
     for folder, paths in zip(folders, by_class, strict=True):
-        if not paths:
+        if not any(path.suffix.lower() in IMAGE_SUFFIXES for path in paths):
             raise DataError(
                 f"class folder {printable(folder)} holds no image ({_found(folder)}). Remove it, or add images: "
                 f"{', '.join(sorted(IMAGE_SUFFIXES))}."

@@ -25,7 +25,7 @@ import torch
 from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
-from opencon.data.listings import Listing, list_folder, list_from_file, printable
+from opencon.data.listings import OTHER_SUFFIXES, Listing, list_folder, list_from_file, printable
 from opencon.data.streaming import PIECE, Images, StreamedImages
 from opencon.errors import DataError
 
@@ -212,6 +212,8 @@ def _sift(paths: Sequence[Path], read: Callable[[int], None]) -> tuple[list[int]
         except Image.DecompressionBombError:
             return f"has too many pixels to decode (the limit is {MAX_PIXELS:,}). Shrink it."
         except UnidentifiedImageError:
+            if (suffix := paths[i].suffix.lower()) in OTHER_SUFFIXES:
+                return f"is in a format that cannot be read ({suffix}). Convert it to JPEG."
             return "is empty" if os.path.getsize(paths[i]) == 0 else "is not an image, whatever its name says"
         except Exception as err:  # a damaged file can raise nearly anything inside Pillow's decoders
             return f"cannot be decoded ({type(err).__name__}: {err})"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import torch
 from PIL import Image
 
 from opencon.cluster import cluster_and_name
+from opencon.errors import MissingExtraError
 from opencon.experiments.recipes import get_recipe
 from opencon.experiments.run import Callbacks, Workbench, draw, open_run, train
 from opencon.methods import Assignment, FeatureBank
@@ -36,7 +38,7 @@ class Outcome:
     result: dict[str, Any]
     rows: list[tuple[str, dict[str, Any]]]
     groups: list[Group]
-    picture: Path
+    picture: Path | None  # None: matplotlib is not there to draw it
     page: Path
 
 
@@ -49,7 +51,9 @@ def run_demo(out: Path, device: torch.device, *, seed: int = 0, callbacks: Callb
     _, bank, assignment = bench.score(config.eval.on, config.eval.protocol)
     rows = [("k-means on pixels", pixel_kmeans(bench)), ("OpenCon", result)]
     groups = discovered(bench, assignment)
-    picture = draw(bench, bank, assignment, out / "embedding.png")
+    picture = None
+    with contextlib.suppress(MissingExtraError):
+        picture = draw(bench, bank, assignment, out / "embedding.png")
     return Outcome(result, rows, groups, picture, write_page(bench, bank, assignment, result, out / "report.html"))
 
 

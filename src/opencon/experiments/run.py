@@ -96,7 +96,7 @@ def check_fits(config: RunConfig, num_classes: int, num_train: int, *, has_test:
             f"train.batch_size = {config.train.batch_size} is more than the {num_train} images there are."
         )
     if config.eval.on == "test" and not has_test:
-        raise ConfigError(f"{config.data.name} has no held-out test images. Use eval.on=unlabeled.")
+        raise ConfigError(f"{config.data.name} has no held-out test images. Use eval.on=unlabeled (--on unlabeled).")
     if config.encoder.weights and not Path(config.encoder.weights).is_file():
         raise ConfigError(f"encoder.weights = {config.encoder.weights} is not a file. Give a checkpoint, or none.")
 

@@ -63,7 +63,8 @@ class ReportData:
     count: CountEstimate | None = None  # None: the number of classes was given
     problems: Sequence[tuple[str, str]] = ()  # (file, reason) of what could not be read
     next_steps: Sequence[tuple[str, str]] = ()  # (what it does, the command)
-    names_command: str = ""  # the command that reads names.csv
+    names_command: str = ""  # the command that reads names.csv; none: groups cannot be named here
+    names_for: str = ""  # of which discovery names.csv is
     facts: Mapping[str, object] = field(default_factory=dict)  # settings, versions, seconds: the footer
     accuracy: OpenWorldAccuracy | None = None  # where the truth is known
     accuracy_on: str = "the unlabeled photos"  # which photos it was measured on
@@ -101,7 +102,7 @@ def write_report(data: ReportData, path: Path) -> Path:
         "title": as_html(data.title),
         "headline": as_html(headline(data)),
         "shares": _shares(data, rows),
-        "sureness": _sureness(rows),
+        "sureness": " ".join(filter(None, (_sureness(rows), _unread(data)))),
         "accuracy": _accuracy(data),
         "sample": _sample_note(len(data.files), len(pictured), len(kept)),
         "names_command": f"Then run:<pre>{as_html(data.names_command)}</pre>" if data.names_command else "",
@@ -160,6 +161,12 @@ def _sureness(rows: _Rows) -> str:
         look = "looks" if wrong == 1 else "look"
         sentences.append(f'<a href="#doubtful">{wrong:,} of your labels {look} doubtful</a>.')
     return " ".join(sentences)
+
+
+def _unread(data: ReportData) -> str:
+    if not data.problems:
+        return ""
+    return f'<a href="#problems">{_number(len(data.problems), "file")} could not be read</a>.'
 
 
 def _accuracy(data: ReportData) -> str:
@@ -280,6 +287,8 @@ def _payload(
     xy = np.rint(spread * (MAP_UNITS / (float(spread.max()) or 1.0))).astype(np.int64)  # (M, 2)
     return {
         "num_seen": int(data.num_seen),
+        "can_name": bool(data.names_command),
+        "names_for": data.names_for,
         "threshold": rows.threshold,
         "colors": COLORS,
         "dark_colors": DARK_COLORS,

@@ -75,7 +75,7 @@ function headOf(g) {
   const labeled = g.labeled ? `, ${number(g.labeled)} labeled by you` : "";
   const head = el("div", { className: "head" }, swatch(g.class), el("h3", {}, el("bdi", {}, page.classes[g.class])));
   head.append(el("span", { className: "of" }, found + labeled));
-  if (g.kind === "new") {
+  if (g.kind === "new" && page.can_name) {
     const field = el("input", { type: "text", placeholder: "What is it?", maxLength: 200, autocomplete: "off" });
     field.setAttribute("aria-label", "Name for " + page.classes[g.class]);
     field.oninput = () => { typed[g.class] = field.value.trim(); unsaved = true; showNames(); };
@@ -126,6 +126,7 @@ for (const id of ["doubtful", "outliers", "seen", "new"]) {
 
 const groups = page.galleries.filter((g) => g.kind === "new").map((g) => g.class);
 
+$("naming").hidden = !page.can_name;
 
 function showNames() {
   const count = groups.filter((c) => typed[c]).length;
@@ -137,8 +138,9 @@ function showNames() {
 }
 $("save").onclick = () => {
   const quoted = (text) => '"' + text.replaceAll('"', '""') + '"';
-  const lines = groups.filter((c) => typed[c]).map((c) => `${quoted(page.classes[c])},${quoted(typed[c])}\n`);
-  const url = URL.createObjectURL(new Blob(["group,name\n", ...lines], { type: "text/csv" }));
+  const lineOf = (c) => [page.classes[c], typed[c], page.names_for].map(quoted).join(",") + "\n";
+  const lines = groups.filter((c) => typed[c]).map(lineOf);
+  const url = URL.createObjectURL(new Blob(["group,name,discovery\n", ...lines], { type: "text/csv" }));
   el("a", { href: url, download: "names.csv" }).click();
   setTimeout(() => URL.revokeObjectURL(url), 10000);
   unsaved = false;
