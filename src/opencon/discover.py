@@ -351,7 +351,7 @@ def _report(
 
     place = shlex.quote(str(out))
     return ReportData(
-        title=photos.root.name or str(photos.root),
+        title=photos.title,
         files=[names[i] for i in found.kept],
         picture=picture,
         predicted=said.classes.numpy(),

@@ -38,6 +38,7 @@ def test_two_folders(folders):
         "pile/deep/b.png": None,
     }
     assert photos.num_labeled == 3
+    assert photos.title == "pile"
 
 
 def test_a_labeled_photo_inside_the_pile_counts_once_and_keeps_its_label(folders):

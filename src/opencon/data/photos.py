@@ -42,6 +42,13 @@ class Photos:
         """How many carry a label."""
         return sum(label >= 0 for label in self.labels)
 
+    @property
+    def title(self) -> str:
+        """The folder of the photos without a label, or of all: what the whole is called."""
+        unlabeled = [path for path, label in zip(self.paths, self.labels, strict=True) if label < 0]
+        folder = common_root(*{path.parent for path in unlabeled or self.paths})
+        return folder.name or str(folder)
+
     def names(self) -> list[str]:
         """What each photo is called: its path below the root, as text that may hold undecodable bytes."""
         return [shown_name(path, self.root) for path in self.paths]
