@@ -1,5 +1,7 @@
 """The demonstration, with a recipe of two epochs."""
 
+import shutil
+import sys
 from collections import Counter
 from types import SimpleNamespace
 
@@ -104,6 +106,14 @@ def test_discovered_on_a_made_up_assignment():
 def test_a_picture_is_drawn(shown):
     assert shown.outcome.picture == shown.out / "embedding.png"
     assert shown.outcome.picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_without_matplotlib_only_the_picture_is_missing(shown, tmp_path, monkeypatch):
+    out = shutil.copytree(shown.out, tmp_path / "run")
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    again = run_demo(out, CPU)
+    assert again.picture is None
+    assert again.page.is_file()
 
 
 def test_again_shows_what_is_there_and_another_seed_is_refused(shown, tmp_path):
