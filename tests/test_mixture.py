@@ -3,10 +3,15 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from opencon import mixture
 from opencon.mixture import (
     EXTRA,
+    FARTHEST_HALVES,
+    LEAST_BRIDGE,
     SHRINKAGE,
     _apart,
+    _halves,
+    _most_bridge,
     by_size,
     can_merge,
     fit_mixture,
@@ -172,3 +177,81 @@ def test_merging_needs_a_seen_class_of_some_size():
     assert not can_merge(rows, 2)  # the new group says nothing
     assert can_merge(torch.cat([rows, torch.tensor([0])]), 2)
     assert not can_merge(rows, 0)
+
+
+def many_groups(seed, *, dim, grid=False, offset=0.0):
+    """Two seen clouds and three others, 500 rows, in 80 groups: each row goes to the nearest of some rows, drawn."""
+    g = torch.Generator().manual_seed(seed)
+    z, which = clouds([140, 120, 100, 80, 60], dim=dim, distance=4.0, seed=seed)
+    z = z.round() if grid else z  # many rows coincide, many lie on the edge between half way and not
+    drawn = torch.randperm(260, generator=g)[:60] + 200
+    group = 2 + torch.cdist(z, z[drawn]).argmin(dim=1)
+    group[group > 40] += 19  # numbers without a row
+    known = (which < 2) & (torch.rand(len(z), generator=g) < 0.6)
+    return z + offset, torch.where(known, which, group)
+
+
+def plain_merging(z, assignment, num_seen):
+    """`merge_alike`, with every pair of groups measured anew in every round."""
+    members = [(assignment == c).nonzero()[:, 0] for c in range(int(assignment.max()) + 1)]
+    halves = [_apart(*cut) for rows in members[:num_seen] if (cut := _halves(z[rows])) is not None]
+    costs, bridges = torch.tensor(halves).T
+    limit, least_bridge = float(costs.quantile(FARTHEST_HALVES)), LEAST_BRIDGE * float(bridges.median())
+    while True:
+        size = torch.tensor([float(len(rows)) for rows in members])
+        mean = torch.stack([z[rows].sum(dim=0) for rows in members]) / size.clamp(min=1)[:, None]
+        squared = torch.cdist(mean, mean).square()  # as there, for the order of pairs that cost the same
+        found = []
+        for a in range(len(members)):
+            for b in range(max(a + 1, num_seen), len(members)):
+                cost = float(squared[a, b] * (size[a] * size[b] / (size[a] + size[b]).clamp(min=1)))
+                near = bool(size[a] > 0 and size[b] > 0) and cost <= limit
+                if near and _apart(z[members[a]], z[members[b]])[1] >= least_bridge:
+                    found.append((cost, a, b))
+        partner = {}
+        for _, a, b in sorted(found):
+            if a not in partner and b not in partner:
+                partner[a], partner[b] = b, a
+        if not partner:
+            break
+        joined = [torch.cat([rows, members[partner[c]]]) if c in partner else rows for c, rows in enumerate(members)]
+        members = [rows for c, rows in enumerate(joined) if partner.get(c, c) >= c]
+    merged = torch.empty_like(assignment)
+    for c, rows in enumerate(members):
+        merged[rows] = c
+    return merged
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(
+    "kind",
+    [{"dim": 5}, {"dim": 12}, {"dim": 40}, {"dim": 6, "grid": True}, {"dim": 5, "offset": 1000.0}],
+    ids=["few dimensions", "more", "many", "ties", "far from the origin"],
+)
+def test_merging_is_that_of_all_pairs_measured_anew(seed, kind):
+    z, start = many_groups(seed, **kind)
+    merged = merge_alike(z, start, num_seen=2)
+    assert merged.tolist() == plain_merging(z, start, 2).tolist()
+
+
+@pytest.mark.parametrize("grid", [False, True])
+def test_the_bound_on_bridges_is_nearly_the_bridge(grid):
+    """Above it where a row lies on an edge only: rare in random data, not so on a grid."""
+    z, start = many_groups(0, dim=6, grid=grid)
+    members = [(start == c).nonzero()[:, 0] for c in start.unique()]
+    bound = _most_bridge(z, members, torch.stack([z[rows].mean(dim=0) for rows in members]))
+    pairs = torch.combinations(torch.arange(len(members))).tolist()
+    bridge = torch.tensor([_apart(z[members[a]], z[members[b]])[1] for a, b in pairs], dtype=torch.float64)
+    assert torch.equal(bound, bound.T)
+    bound = torch.stack([bound[a, b] for a, b in pairs])
+    assert (bound >= bridge).all()
+    assert torch.isclose(bound, bridge, rtol=1e-4).double().mean() > (0.8 if grid else 0.99)
+
+
+def test_few_pairs_are_measured_one_by_one(monkeypatch):
+    calls = []
+    monkeypatch.setattr(mixture, "_apart", lambda a, b: calls.append(1) or _apart(a, b))
+    z, start = many_groups(0, dim=40)
+    merged = merge_alike(z, start, num_seen=2)
+    num_merged = len(start.unique()) - len(merged.unique())
+    assert num_merged <= len(calls) <= len(start.unique())  # there are over a thousand pairs

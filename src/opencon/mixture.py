@@ -23,6 +23,8 @@ FARTHEST_HALVES = 0.9  # ours: with 1, one loose class among fifty lets a fifth 
 LEAST_BRIDGE = 0.3  # ours: 0.2 to 0.3 are alike; 0 merges small classes, 0.6 leaves halves apart (measured)
 SMALLEST_CUT = 8  # ours: rows of a class below which its halves say nothing
 SHARPEST = 1e4  # ours: where all rows of a class coincide, the sharpness would be infinite
+ROUNDING = 3e-5  # ours: float32 moves an edge by 1e-6 (128 dimensions) to 4e-6 (2048) of its factors (measured)
+BLOCK = 1 << 18  # ours: numbers in a block of rows; 2^16 to 2^18 are alike, 2^21 takes a quarter longer (measured)
 
 
 @dataclass(frozen=True)
@@ -198,17 +200,49 @@ def _merge_once(
     possible = torch.ones_like(cost, dtype=torch.bool).triu(diagonal=1) & (cost <= limit)
     possible &= (size > 0)[:, None] & (size > 0)
     possible[:num_seen, :num_seen] = False
+    if int(possible.sum()) > len(members):  # else the bound costs more than the pairs themselves (measured)
+        possible &= _most_bridge(z, members, mean) >= least_bridge
     pairs = possible.nonzero()  # (pairs, 2), the smaller number first
     pairs = pairs[cost[possible].argsort(stable=True)]
     gone: dict[int, int] = {}
+    taken: set[int] = set()
     for a, b in pairs.tolist():
-        free = {a, b}.isdisjoint(gone.keys() | gone.values())
-        if free and _apart(z[members[a]], z[members[b]])[1] >= least_bridge:
+        if taken.isdisjoint((a, b)) and _apart(z[members[a]], z[members[b]])[1] >= least_bridge:
             gone[b] = a
+            taken |= {a, b}
     if not gone:
         return None
     joined = {a: torch.cat([members[a], members[b]]) for b, a in gone.items()}
     return [joined.get(c, rows) for c, rows in enumerate(members) if c not in gone]
+
+
+def _most_bridge(z: Tensor, members: list[Tensor], mean: Tensor) -> Tensor:
+    """(C, C): what the bridge of each two groups is at most, all pairs at once.
+
+    The place of row i of group a on the way to group b follows from its distances to the two means:
+
+        lead_ib = |z_i - mean_b|^2 - |z_i - mean_a|^2     0 half way, u = |mean_a - mean_b|^2 at its own mean
+
+    So it is half way where |lead| < u / 3, around its own mean where |lead - u| < u / 3. `_apart` rounds otherwise and may
+    find a row on the other side of an edge, so a row on an edge counts as half way, and not as around its mean.
+    """
+    order, mean = torch.cat(members), mean.double()
+    size = torch.tensor([len(rows) for rows in members])  # (C,)
+    own = torch.arange(len(members)).repeat_interleave(size)  # (M,)
+    square = mean.square().sum(dim=1)
+    apart = (square[:, None] + square - 2 * mean @ mean.T).clamp(min=0)  # (C, C)
+    gap, longest = apart.sqrt(), float(z.norm(dim=1).max())
+    middle, around = torch.zeros_like(apart), torch.zeros_like(apart)  # how many of a's rows, on the way to b
+    step = max(1, BLOCK // len(members))
+    for rows, group in zip(torch.split(order, step), torch.split(own, step), strict=True):
+        row, u = z[rows].double(), apart[group]  # (B, D), (B, C)
+        lead = torch.addmm(square, row, mean.T, alpha=-2)
+        lead -= lead.gather(1, group[:, None])
+        edge = ROUNDING * longest * ((row - mean[group]).norm(dim=1, keepdim=True) + gap[group])
+        middle.index_add_(0, group, (lead.abs() < u / 3 + edge).double())
+        around.index_add_(0, group, ((lead - u).abs() < u / 3 - edge).double())
+    middle, around = (count / size.clamp(min=1)[:, None] for count in (middle, around))
+    return (1 + ROUNDING) * (middle + middle.T) / (around + around.T).clamp(min=1e-6)
 
 
 def _halves(z: Tensor) -> tuple[Tensor, Tensor] | None:
