@@ -29,7 +29,7 @@ from opencon.data.feature_cache import FeatureCache
 from opencon.data.listings import printable
 from opencon.data.sources import read_images
 from opencon.encoders.pretrained import PretrainedEncoder, open_encoder
-from opencon.runtime import generator
+from opencon.runtime import fast_dtype, generator
 
 # Large enough to keep a GPU busy, small enough for a laptop.
 BATCH = 1024
@@ -274,16 +274,6 @@ class Extractor:
             drawn.append(self.augment.draw(self.settings.num_views, (size, size), stream))
         fields = zip(*drawn, strict=True)
         return ViewParams(*(None if of[0] is None else torch.cat(of).to(self.device) for of in fields))
-
-
-def fast_dtype(device: torch.device) -> torch.dtype:
-    """bfloat16 where the device multiplies it in hardware, else float32."""
-    if device.type == "cuda":
-        able = torch.cuda.is_bf16_supported(including_emulation=False)
-    else:
-        asked = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
-        able = any(getattr(torch.cpu, name, lambda: False)() for name in asked)
-    return torch.bfloat16 if able else torch.float32
 
 
 def plain_rows(

@@ -45,6 +45,16 @@ def has_triton() -> bool:
     return is_there and torch.cuda.is_available() and torch.cuda.get_device_capability() >= (7, 0)
 
 
+def fast_dtype(device: torch.device) -> torch.dtype:
+    """bfloat16 where the device multiplies it in hardware, else float32."""
+    if device.type == "cuda":
+        able = torch.cuda.is_bf16_supported(including_emulation=False)
+    else:
+        asked = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
+        able = any(getattr(torch.cpu, name, lambda: False)() for name in asked)
+    return torch.bfloat16 if able else torch.float32
+
+
 @contextlib.contextmanager
 def seeded(*seed: int) -> Iterator[None]:
     """Run a block (building a network, say) from a seed, and leave the global random state as it was."""

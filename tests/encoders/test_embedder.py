@@ -7,6 +7,7 @@ from torch import nn
 
 from opencon.config import EncoderConfig
 from opencon.encoders import ENCODERS, Embedder, build_embedder
+from opencon.encoders import embedder as embedder_module
 from opencon.encoders.convnet import ConvNet
 from opencon.encoders.heads import projection_head
 from opencon.encoders.vit import VisionTransformer
@@ -33,7 +34,8 @@ def test_rows_are_float32_and_of_unit_length(precision):
 
 
 @pytest.mark.parametrize("name", ENCODERS.names())
-def test_every_encoder_learns_in_bfloat16(name):
+def test_every_encoder_learns_in_bfloat16(name, monkeypatch):
+    monkeypatch.setattr(embedder_module, "fast_dtype", lambda device: torch.bfloat16)
     torch.manual_seed(0)
     size = 8 if name == "convnet" else 32
     embedder = build_embedder(EncoderConfig(name=name), in_channels=3, image_size=size, precision="bf16")
@@ -44,7 +46,9 @@ def test_every_encoder_learns_in_bfloat16(name):
     assert all(p.grad is not None and p.grad.dtype == torch.float32 for p in embedder.parameters())
 
 
-def test_bf16_is_reduced_and_fp32_is_not():
+@pytest.mark.parametrize("able", [torch.bfloat16, torch.float32])
+def test_bf16_is_reduced_where_the_cpu_has_it_and_fp32_is_not(able, monkeypatch):
+    monkeypatch.setattr(embedder_module, "fast_dtype", lambda device: able)
     seen = []
     for precision in ("fp32", "bf16"):
         embedder = make(precision=precision).eval()
@@ -52,7 +56,7 @@ def test_bf16_is_reduced_and_fp32_is_not():
         with torch.autocast("cpu", dtype=torch.bfloat16):  # the embedder's own precision holds, not the caller's
             assert embedder(pictures()).dtype == torch.float32
             assert embedder.features(pictures()).dtype == torch.float32
-    assert seen == [torch.float32, torch.bfloat16]
+    assert seen == [torch.float32, able]
 
 
 def test_is_normalize_encode_project_scale():

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from opencon.config import EncoderConfig, Precision, require
 from opencon.encoders.base import Encoder
 from opencon.encoders.weights import LoadReport
+from opencon.runtime import fast_dtype
 
 AUTOCAST: dict[Precision, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -42,6 +43,8 @@ class Embedder(nn.Module):
         self.head = head if head is not None else nn.Identity()
         self.config = config
         self.precision = precision
+        # A CPU without bfloat16 would take more than twice as long for it than for float32.
+        self.reduces_on_cpu = precision != "bf16" or fast_dtype(torch.device("cpu")) == torch.bfloat16
         self.num_features = encoder.num_features  # F
         self.dim = config.head_dim if head is not None else encoder.num_features  # D
         if encoder.channels_last:
@@ -80,13 +83,17 @@ class Embedder(nn.Module):
     def fold_frozen(self) -> None:
         """Use the faster form of the frozen stages from now on. Their weights must not change afterwards."""
         if self.config.fold_frozen:
-            self.encoder.fold(AUTOCAST.get(self.precision, torch.float32))
+            self.encoder.fold(self._reduced(self.mean.device) or torch.float32)
 
     def _normalized(self, images: Tensor) -> Tensor:
         assert images.is_floating_point(), f"images must be float in [0, 1], got {images.dtype}"
         images = (images - self.mean) / self.std
         return images.contiguous(memory_format=torch.channels_last) if self.encoder.channels_last else images
 
+    def _reduced(self, device: torch.device) -> torch.dtype | None:
+        """What is computed in instead of float32."""
+        return None if device.type == "cpu" and not self.reduces_on_cpu else AUTOCAST.get(self.precision)
+
     def _autocast(self, images: Tensor) -> torch.autocast:
-        dtype = AUTOCAST.get(self.precision)
+        dtype = self._reduced(images.device)
         return torch.autocast(images.device.type, dtype=dtype or torch.bfloat16, enabled=dtype is not None)
