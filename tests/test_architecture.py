@@ -17,7 +17,7 @@ SOURCE = Path(opencon.__file__).parent
 FLOORS = [
     {"errors", "version"},
     {"registry"},  # config asks it for did-you-mean
-    {"config", "runtime", "kernels"},  # kernels: opened by prototypes, on a GPU only
+    {"config", "runtime", "prototype_kernel"},  # the last: opened by prototypes, on a GPU only
     {"losses", "prototypes", "cluster", "mixture", "metrics", "encoders", "data"},
     {"methods", "features", "class_count", "novelty", "optim", "runs"},
     {"trainer", "report", "anchor_count"},

@@ -217,7 +217,6 @@ def _discover(
     folder.write_text(ASSIGNMENTS, as_table(zip(said, given, strict=True)))
     record = _measured(kept_names, labels, fitted, photos, truth)
     data = _report(photos, found, labels, fitted, class_names, problems, record, out)
-    data = replace(data, names_for=identity(folder))
     record |= {
         "headline": headline(data),
         "photos": len(photos.paths),
@@ -234,7 +233,7 @@ def _discover(
         "seconds": f"{record['seconds']['everything']:.0f}",
         "made with": f"torch {torch.__version__} on {device}",
     }
-    report = write_report(replace(data, facts=facts), out / "report.html")
+    report = write_report(replace(data, facts=facts, names_for=identity(folder)), out / "report.html")
     folder.write_json("result.json", record)
     progress("writing", 1, 1)
     return Discovery(
