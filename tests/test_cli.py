@@ -1,5 +1,6 @@
 """The command line, as typed: what it prints where, and with which exit code."""
 
+import io
 import json
 import sys
 from contextlib import contextmanager
@@ -7,8 +8,10 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import pytest
+from rich.console import Console
 
 from opencon import cli
+from opencon.cli import research
 from opencon.data.benchmarks import DATASETS
 from opencon.encoders import ENCODERS
 from opencon.experiments.recipes import SETTINGS
@@ -408,3 +411,15 @@ def test_options_that_cannot_work(capsys, args, message, tmp_path):
 def test_one_problem_is_one_line(capsys):
     """A long sentence is not broken at the width of the terminal, so it can be searched for."""
     assert refused(capsys, "train", "digits", "--set", "train.epocs=1").count("\n") == 1
+
+
+@pytest.mark.parametrize(("width", "terms"), [(80, False), (160, True)])
+def test_a_training_bar_shows_epoch_time_and_accuracy_at_any_width(monkeypatch, width, terms):
+    out = io.StringIO()
+    monkeypatch.setattr(research, "console", Console(file=out, width=width, force_terminal=True, color_system=None))
+    with research.progress_bar() as callbacks:
+        callbacks.started(0, 100, 10)
+        callbacks.epoch_done({"epoch": 98, "loss": 4.83, "loss_n": 5.07, "all": 0.868, "novel": 0.807, "seen": 0.99})
+    line = next(line for line in reversed(out.getvalue().replace("\r", "\n").split("\n")) if "loss" in line)
+    assert all(part in line for part in ("epoch 99/100", "left", "loss 4.83", "all 86.8%"))
+    assert ("n 5.07" in line) == ("seen 99.0%" in line) == terms

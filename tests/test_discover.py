@@ -247,6 +247,15 @@ def test_names_for_another_discovery_are_refused(capsys, finished, originals, tm
     assert "are gone" not in works(capsys, "discover", *where(originals), *FAST, "--out", tmp_path / "other").err
 
 
+def test_a_second_discovery_beside_the_first_is_refused(capsys, finished, originals, tmp_path):
+    run = shutil.copytree(finished, tmp_path / "run")
+    before = (run / "model.json").read_bytes()
+    with RunFolder(run).held():
+        message = refused(capsys, "discover", *where(originals), "--novel", 1, *FAST, "--out", run)
+    assert "another process" in message
+    assert (run / "model.json").read_bytes() == before
+
+
 @pytest.mark.parametrize(
     ("table", "message"),
     [("group,name\nnew-1,\n", "gives no name"), ("name\nnew-1\n", "must have the columns group,name")],

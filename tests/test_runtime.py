@@ -1,8 +1,9 @@
 import pytest
 import torch
 
+from opencon import runtime
 from opencon.errors import ConfigError
-from opencon.runtime import environment, generator, mix, pick_device, seeded
+from opencon.runtime import environment, generator, has_triton, mix, pick_device, seeded
 
 
 def test_seeded_block_repeats_and_leaves_the_world_alone():
@@ -44,3 +45,21 @@ def test_an_absent_gpu_is_said(monkeypatch):
 
 def test_environment_names_what_a_number_depends_on():
     assert {"opencon", "torch", "python", "device", "cpu", "command"} <= environment(torch.device("cpu")).keys()
+
+
+@pytest.mark.parametrize(
+    ("package", "compiler", "gpu", "able"),
+    [
+        (True, "gcc", (9, 0), True),
+        (False, "gcc", (9, 0), False),
+        (True, None, (9, 0), False),
+        (True, "gcc", (6, 1), False),
+        (True, "gcc", None, False),
+    ],
+)
+def test_triton_needs_its_package_a_compiler_and_a_gpu_it_knows(monkeypatch, package, compiler, gpu, able):
+    monkeypatch.setattr(runtime.importlib.util, "find_spec", lambda name: object() if package else None)
+    monkeypatch.setattr(runtime.shutil, "which", lambda name: name if name == compiler else None)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu is not None)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: gpu)
+    assert has_triton.__wrapped__() == able

@@ -59,6 +59,16 @@ def test_bf16_is_reduced_where_the_cpu_has_it_and_fp32_is_not(able, monkeypatch)
     assert seen == [torch.float32, able]
 
 
+@pytest.mark.parametrize("able", [torch.bfloat16, torch.float32])
+def test_frozen_stages_are_folded_in_what_is_computed_in(able, monkeypatch):
+    monkeypatch.setattr(embedder_module, "fast_dtype", lambda device: able)
+    settings = EncoderConfig(name="resnet18_cifar", train_from="layer4", frozen_norm="running")
+    embedder = build_embedder(settings, in_channels=3, image_size=32, precision="bf16")
+    embedder.fold_frozen()
+    assert embedder.encoder.folded.dtype == able
+    assert embedder(pictures(2, 3, 32)).dtype == torch.float32
+
+
 def test_is_normalize_encode_project_scale():
     embedder = make(channels=2, mean=(0.3, 0.6), std=(0.2, 0.5)).eval()
     x = pictures(channels=2)
