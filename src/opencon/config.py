@@ -23,6 +23,7 @@ C = TypeVar("C")
 Protocol = Literal["orca", "gcd"]
 EvaluationSet = Literal["unlabeled", "test"]
 Precision = Literal["fp32", "bf16", "fp16"]
+FrozenNorm = Literal["batch", "running", "measured"]
 
 
 def require(condition: bool, message: str) -> None:
@@ -113,8 +114,8 @@ class EncoderConfig:
     name: str
     weights: str | None = None  # a file; None: random
     train_from: str = "all"  # first stage that learns: a stage name, "all" or "head"
-    frozen_norm: Literal["batch", "running"] = "batch"  # statistics of frozen batch norms; released: batch
-    fold_frozen: bool = True  # with frozen_norm = "running": batch norms folded into the convolutions before them
+    frozen_norm: FrozenNorm = "batch"  # statistics of frozen batch norms; released: batch
+    fold_frozen: bool = True  # without batch statistics: frozen batch norms folded into the convolutions before them
     views_together: bool = True  # both views in one forward pass (batch norm sees them together)
     mean: tuple[float, ...] = (0.5,)  # per channel, or one for all
     std: tuple[float, ...] = (0.5,)

@@ -315,13 +315,63 @@ def test_frozen_norms_use_their_running_statistics_and_keep_them():
     torch.testing.assert_close(out, free(x))
 
 
-def test_running_statistics_survive_train_and_eval():
+@pytest.mark.parametrize("norm", ["running", "measured"])
+def test_running_statistics_survive_train_and_eval(norm):
     net = tiny_resnet()
-    net.freeze("layer3", "running")
+    net.freeze("layer3", norm)
     for call in (lambda: net.train(), lambda: net.eval(), lambda: net.train(True), lambda: nn.Sequential(net).train()):
         call()
         assert not any(m.training for s in ("stem", "layer1", "layer2") for m in getattr(net, s).modules())
         assert all(m.training == net.training for s in ("layer3", "layer4") for m in getattr(net, s).modules())
+
+
+def batches(number=3):
+    return [(i + 1) * images("resnet18_cifar", seed=i) - i for i in range(number)]
+
+
+def test_measured_statistics_are_the_mean_of_those_of_the_batches():
+    net, free = shake(tiny_resnet()), shake(tiny_resnet()).train()
+    net.freeze("layer2", "measured")
+    net.train().measure(iter(batches()))
+    seen = [free.stem.conv1(x) for x in batches()]
+    for got, want in ((net.stem.bn1.running_mean, torch.mean), (net.stem.bn1.running_var, torch.var)):
+        torch.testing.assert_close(got, torch.stack([want(x, dim=(0, 2, 3)) for x in seen]).mean(dim=0))
+    # Deeper ones see what batch statistics before them give.
+    deep = torch.stack([free.layer1[0].conv1(free.stem(x)).mean(dim=(0, 2, 3)) for x in batches()])
+    torch.testing.assert_close(net.layer1[0].bn1.running_mean, deep.mean(dim=0))
+
+
+def test_what_was_measured_on_one_batch_equals_its_batch_statistics():
+    net, free = shake(tiny_resnet()), shake(tiny_resnet()).train()
+    net.freeze("head", "measured")
+    x = images("resnet18_cifar", batch=64)
+    assert not torch.allclose(net(x), free(x), rtol=0.1, atol=0.1)
+    net.measure([x])
+    torch.testing.assert_close(net(x), free(x), rtol=0.02, atol=0.02)  # but for n / (n - 1) in the variances
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_measuring_changes_the_frozen_statistics_and_nothing_else(training):
+    net = shake(tiny_resnet())
+    net.freeze("layer3", "measured")
+    net.train(training).fold(torch.float32)
+    before, weights = stats(net), copy.deepcopy(dict(net.named_parameters()))
+    modes = [m.training for m in net.modules()]
+    net.measure(batches())
+    assert moved(net, before) == {n for n in before if not n.startswith(("layer3.", "layer4."))}
+    assert all(torch.equal(p, weights[n]) for n, p in net.named_parameters())
+    assert [m.training for m in net.modules()] == modes
+    assert {m.momentum for m in net.modules() if isinstance(m, nn.BatchNorm2d)} == {0.1}
+    assert net.folded is None
+
+
+def test_nothing_frozen_nothing_measured():
+    net = tiny_resnet()
+    before = stats(net)
+    left = iter(batches())
+    net.measure(left)
+    assert not moved(net, before)
+    assert len(list(left)) == 3
 
 
 @pytest.mark.parametrize("train_from", ["layer2", "head"])

@@ -22,8 +22,9 @@ from opencon.config import (
 )
 from opencon.data.benchmarks import load_dataset
 from opencon.data.split import Split
+from opencon.encoders import Embedder, Encoder
 from opencon.errors import ConfigError, DivergedError, RunError
-from opencon.experiments.run import Callbacks, draw, evaluate_run, open_run, plan, train
+from opencon.experiments.run import Callbacks, build_loader, draw, evaluate_run, open_run, plan, prepare, train
 from opencon.methods import METHODS, GCDConfig, KMeansConfig, OpenCon, OpenConConfig, SimCLRConfig, SimGCDConfig
 from opencon.runs import RunFolder
 
@@ -119,6 +120,38 @@ def test_interrupted_and_resumed_equals_never_interrupted(finished, tmp_path, st
         return [{k: v for k, v in r.items() if k != "seconds"} for r in RunFolder(folder).read_metrics()]
 
     assert losses(finished[0]) == losses(out)
+
+
+def test_statistics_of_the_frozen_part_are_measured_once_on_the_first_views(tmp_path, monkeypatch):
+    config, taken = small("encoder.train_from=conv3", "encoder.frozen_norm=measured"), []
+
+    def interrupt(record):
+        raise KeyboardInterrupt
+
+    plain = Embedder.measure_frozen
+    monkeypatch.setattr(Embedder, "measure_frozen", lambda self, views: taken.append(1) or plain(self, views))
+    with pytest.raises(KeyboardInterrupt):
+        train(config, tmp_path / "run", CPU, callbacks=Callbacks(epoch_done=interrupt))
+    train(config, tmp_path / "run", CPU)
+    assert len(taken) == 1
+
+    bench = prepare(config, CPU)
+    loader = build_loader(bench)
+    draws, embedder = loader.draw(0), bench.method.embedder
+    conv = embedder.encoder.conv1.conv
+    with torch.no_grad():
+        views = [view for step in range(len(loader)) for view in loader.batch(draws, torch.tensor([step])).views]
+        means = [conv((view - embedder.mean) / embedder.std).mean(dim=(0, 2, 3)) for view in views]
+    assert len(means) == 14
+    got = weights(tmp_path / "run")["embedder.encoder.conv1.bn.running_mean"]
+    torch.testing.assert_close(got, torch.stack(means).mean(dim=0))
+    assert not torch.allclose(got, torch.zeros_like(got), atol=1e-3)
+
+
+@pytest.mark.parametrize("norm", ["batch", "running"])
+def test_other_statistics_are_not_measured(tmp_path, monkeypatch, norm):
+    monkeypatch.setattr(Encoder, "measure", lambda self, batches: pytest.fail("measured"))
+    train(small("encoder.train_from=conv3", f"encoder.frozen_norm={norm}", "train.epochs=1"), tmp_path / "run", CPU)
 
 
 def test_a_second_command_beside_the_first_is_refused_and_harms_nothing(finished, tmp_path):

@@ -144,14 +144,18 @@ def test_average_of_a_network_is_the_network_of_averages():
     torch.testing.assert_close(average(images()), other(images()))
 
 
-def test_frozen_parameters_are_shared():
-    module = network(train_from="conv3", frozen_norm="running")
+@pytest.mark.parametrize("norm", ["batch", "measured"])
+def test_what_stands_still_is_shared(norm):
+    module = network(train_from="conv3", frozen_norm=norm)
     average = WeightAverage(module, 0.9)
     names = set(average.state_dict())
-    assert "encoder__conv3__conv__weight" in names
+    assert {"encoder__conv3__conv__weight", "encoder__conv3__bn__running_mean"} <= names
     assert "encoder__conv1__conv__weight" not in names
+    assert ("encoder__conv1__bn__running_mean" in names) == (norm == "batch")
     with torch.no_grad():
         module.encoder.conv1.conv.weight *= 2
+        if norm == "measured":
+            module.encoder.conv1.bn.running_mean += 2
     module.eval()
     assert torch.equal(average(images()), module(images()))
 

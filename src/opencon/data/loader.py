@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from contextlib import closing
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -125,6 +126,13 @@ class TwoStreamLoader:
         pairs = zip(self.augments, now.params, strict=True)
         views = tuple(augment.apply(images, params) for augment, params in pairs)
         return Batch(views, self.labels[now.rows], self.num_labeled, now.rows)
+
+    def first_views(self, most_steps: int) -> Generator[Tensor, None, None]:
+        """The views of the first steps there will be, one by one."""
+        draws = self.draw(0)
+        with closing(self.feed(draws)) as feed:
+            for index in islice(feed, most_steps):
+                yield from self.batch(draws, torch.tensor([index], device=self.images.device)).views
 
 
 def tree_map(function: Callable[[Tensor], Tensor], tree: Any) -> Any:

@@ -5,21 +5,19 @@ Letters: B images in a batch, F features.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from opencon.config import require
+from opencon.config import FrozenNorm, require
 from opencon.errors import ConfigError
 from opencon.registry import did_you_mean
 
 if TYPE_CHECKING:
     from typing_extensions import Self
-
-FrozenNorm = Literal["batch", "running"]
 
 
 class Encoder(nn.Module):
@@ -60,6 +58,29 @@ class Encoder(nn.Module):
     def fold(self, dtype: torch.dtype) -> None:
         """Prepare a faster form of the frozen stages, if this encoder has one. Call it once their weights are final."""
 
+    @torch.no_grad()
+    def measure(self, batches: Iterable[Tensor]) -> None:
+        """Take the statistics of frozen batch norms anew: the mean of what these batches, normalized, have each.
+
+        What comes before a frozen batch norm does not learn, so batch statistics only scatter around these.
+        """
+        frozen = [getattr(self, name) for name in self.stages[: self.num_frozen]]
+        norms = [m for stage in frozen for m in stage.modules() if isinstance(m, nn.BatchNorm2d)]
+        if not norms:
+            return
+        self.folded = None
+        momenta = [norm.momentum for norm in norms]
+        for norm in norms:
+            norm.reset_running_stats()
+            norm.momentum = None  # the mean of all batches
+            norm.train()
+        for x in batches:
+            for stage in frozen:
+                x = stage(x)
+        for norm, momentum in zip(norms, momenta, strict=True):
+            norm.momentum = momentum
+        self.train(self.training)
+
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         self.folded = None  # made of tensors that are about to move
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
@@ -76,8 +97,8 @@ class Encoder(nn.Module):
         Args:
             train_from: a stage; "all" (everything learns); or "head" (nothing of the encoder learns).
             norm: batch norms of frozen stages either keep following the train and eval mode ("batch": batch
-                statistics while training, running ones updated, as the released OpenCon does) or always use their
-                running statistics ("running").
+                statistics while training, running ones updated, as the released OpenCon does), or always use their
+                running statistics: those that came with the weights ("running"), or that `measure` took ("measured").
         """
         starts = self.named_starts()
         if train_from not in starts:
@@ -95,7 +116,7 @@ class Encoder(nn.Module):
     def train(self, mode: bool = True) -> Self:
         """Switch between training and evaluation; frozen batch norms keep to `frozen_norm`."""
         super().train(mode)
-        if self.frozen_norm == "running":
+        if self.frozen_norm != "batch":
             for name in self.stages[: self.num_frozen]:
                 getattr(self, name).eval()
         return self

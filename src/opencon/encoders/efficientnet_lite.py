@@ -124,7 +124,7 @@ class EfficientNetLite0(Encoder):
 
     def fold(self, dtype: torch.dtype) -> None:
         """Fold frozen batch norms into their convolutions, where they use running statistics."""
-        if self.frozen_norm == "running" and self.num_frozen:
+        if self.frozen_norm != "batch" and self.num_frozen:
             self.folded = FoldedLite(self, self.num_frozen, dtype)
 
 

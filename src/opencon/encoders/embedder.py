@@ -5,6 +5,8 @@ Letters: B images in a batch, V views, C channels, F features, D embedding size.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -79,6 +81,12 @@ class Embedder(nn.Module):
         if self.config.views_together:
             return self.features(torch.cat(views))
         return torch.cat([self.features(view) for view in views])
+
+    def measure_frozen(self, views: Iterable[Tensor]) -> None:
+        """Take the statistics of frozen batch norms from views (B, C, H, W) if the settings want them measured."""
+        if self.config.frozen_norm == "measured":
+            with self._autocast(self.mean):
+                self.encoder.measure(map(self._normalized, views))
 
     def fold_frozen(self) -> None:
         """Use the faster form of the frozen stages from now on. Their weights must not change afterwards."""

@@ -122,7 +122,7 @@ class ResNet(Encoder):
         """Fold frozen batch norms into their convolutions, where they use running statistics."""
         from opencon.encoders.folding import FoldedResNet
 
-        if self.frozen_norm == "running" and self.num_frozen:
+        if self.frozen_norm != "batch" and self.num_frozen:
             self.folded = FoldedResNet(self, self.num_frozen, dtype)
 
 

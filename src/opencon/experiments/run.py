@@ -36,6 +36,7 @@ from opencon.runtime import environment, seeded
 from opencon.trainer import fit
 
 MOST_PROBLEMS = 10  # files set aside that are named one by one
+MEASURED_STEPS = 50  # ours: of two views each, so that statistics scatter ten times less than a batch's
 MOST_DRAWN = 1000  # images in a picture: more hide each other, and t-SNE takes its time
 
 
@@ -271,7 +272,6 @@ def train(
     optimizer = build_optimizer(bench.method, config.train)
     scaler = torch.amp.GradScaler(device.type, enabled=config.train.precision == "fp16")
     keeper = Keeper(folder, config, bench.method, optimizer, scaler)
-    torch.backends.cudnn.benchmark = True  # shapes never change, so trying out convolution algorithms once pays
     writer = make_writer(str(out / "tensorboard")) if make_writer else None
 
     def on_epoch(epoch: int, means: dict[str, float]) -> None:
@@ -286,7 +286,10 @@ def train(
         first_epoch = keeper.resume()
         if first_epoch:
             callbacks.say(f"Resuming {out} after {first_epoch} of {config.train.epochs} epochs.")
+        else:
+            bench.method.embedder.measure_frozen(loader.first_views(MEASURED_STEPS))
         bench.method.embedder.fold_frozen()
+        torch.backends.cudnn.benchmark = True  # shapes never change, so trying out convolution algorithms once pays
         callbacks.started(first_epoch, config.train.epochs, len(loader))
         fit(
             bench.method,

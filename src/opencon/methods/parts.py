@@ -82,14 +82,15 @@ class _Methods(nn.Module):
 
 
 class WeightAverage(nn.Module):
-    """A module's slower twin: every learning parameter follows as an exponential average, what is frozen is shared.
+    """A module's slower twin: every learning parameter follows as an exponential average, what stands still is shared.
 
         average <- m average + (1 - m) now,   m = momentum, or with `warms_up` min(momentum, (1 + n) / (10 + n))
 
     n counts the updates: with `warms_up` the start is forgotten within tens of steps instead of 1 / (1 - momentum), as
     the documentation of TensorFlow's ExponentialMovingAverage proposes.
 
-    Running statistics are averaged, too. The twin has copies of them, so that its passes leave the module's own alone.
+    Running statistics that move are averaged, too. The twin has copies of them, so that its passes leave the module's
+    own alone.
     """
 
     num_updates: Tensor  # n
@@ -99,7 +100,13 @@ class WeightAverage(nn.Module):
         self.momentum, self.warms_up = momentum, warms_up
         self.swapped = Swapped(module)
         learning = {name for name, p in module.named_parameters() if p.requires_grad}
-        buffers = {name for name, _ in module.named_buffers()}
+        still = {
+            f"{path}.{name}"
+            for path, part in module.named_modules()
+            if module.training and not part.training
+            for name, _ in part.named_buffers(recurse=False)
+        }
+        buffers = {name for name, _ in module.named_buffers()} - still
         # What state_dict leaves out belongs to a configuration, not to what was learned.
         saved = [name for name in module.state_dict() if name in learning | buffers]
         self._names = {name: name.replace(".", "__") for name in saved}  # there: here, where no dots are allowed
