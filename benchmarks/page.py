@@ -367,7 +367,8 @@ def frozen_norm() -> str:
     return "\n".join(
         [
             "with those that came with the weights the frozen part's output is",
-            f"{kept} away from that with batch statistics, with measured ones {measured} ([frozen_norm](../benchmarks/results/frozen_norm.json)).",
+            f"{kept} away from that with batch statistics, with measured ones {measured}",
+            "([frozen_norm](../benchmarks/results/frozen_norm.json)).",
             f"Up to {until} the fast path had the former: {len(running)} runs on record have {spread(running)},",
             f"a difference to the plain ones of {difference(running, plain)}.",
         ]

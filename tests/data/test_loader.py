@@ -66,6 +66,15 @@ def test_each_view_has_its_own_augmentation_in_order():
         assert torch.equal(second.long(), batch.rows)
 
 
+@pytest.mark.parametrize(("most", "steps"), [(2, 2), (9, 3)])
+def test_first_views_are_those_of_the_first_steps(most, steps):
+    source = loader(strength=0.9)
+    want = [view for batch in batches(source, 0)[:steps] for view in batch.views]
+    got = list(source.first_views(most))
+    assert len(got) == 2 * steps
+    assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
+
+
 def test_one_epoch_is_one_pass_over_the_labeled():
     source = loader(labeled=13)
     rows = source.indices(0)

@@ -126,7 +126,7 @@ def config(root, **data):
     return RunConfig(
         data=DataConfig(name="folder", root=str(root), image_size=SIZE, **data),
         split=SplitConfig(num_seen=2),
-        encoder=EncoderConfig(name="convnet"),
+        encoder=EncoderConfig(name="convnet", train_from="conv2", frozen_norm="measured"),
         method=OpenConConfig(ramp_epochs=2),
         train=TrainConfig(epochs=3, batch_size=16, lr=0.05, save_seconds=0),
         eval=EvalConfig(every=1),
