@@ -229,6 +229,39 @@ def test_names_come_back_as_a_table(visit, tmp_path):
     assert list(rows[0]) == ["group", "name", "discovery"]
 
 
+def test_typed_names_outlive_the_page_for_the_same_discovery_alone(visit, tmp_path):
+    page = visit(report_data(new=3))
+    page.get_by_label("Name for new-3").fill("kelp")
+    page.reload()  # the browser does not ask: nothing would be lost
+    assert page.get_by_label("Name for new-3").input_value() == "kelp"
+    assert "1 of 3 groups named" in page.locator("#named").inner_text()
+    assert "kelp (new-3)" in page.locator("#legend").inner_text()
+    assert page.get_by_role("button", name="Save names.csv").is_enabled()
+    page.get_by_label("Name for new-3").fill("")
+    page.reload()
+    assert page.get_by_label("Name for new-3").input_value() == ""
+    page.get_by_label("Name for new-3").fill("kelp")
+    write_report(replace(report_data(new=3), names_for="another"), tmp_path / "report.html")
+    page.reload()
+    assert page.get_by_label("Name for new-3").input_value() == ""
+
+
+def test_where_a_browser_keeps_nothing_it_asks_before_names_are_lost(browser, tmp_path):
+    context = browser.new_context(offline=True)
+    context.set_default_timeout(10_000)
+    context.add_init_script(
+        "delete window.localStorage; Object.defineProperty(window, 'localStorage', { value: null })"
+    )
+    page, asked = context.new_page(), []
+    page.on("dialog", lambda dialog: asked.append(dialog.type) or dialog.accept())
+    page.goto(write_report(report_data(new=3), tmp_path / "report.html").as_uri())
+    page.get_by_label("Name for new-3").press_sequentially("kelp")
+    assert "1 of 3 groups named" in page.locator("#named").inner_text()
+    page.reload()
+    assert asked == ["beforeunload"]
+    context.close()
+
+
 def test_where_no_command_takes_names_none_are_asked_for(visit):
     page = visit(replace(report_data(new=3), names_command=""))
     assert page.get_by_text("new-1").first.is_visible()

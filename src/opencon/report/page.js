@@ -8,6 +8,13 @@ const dark = matchMedia("(prefers-color-scheme: dark)");
 const typed = {};  // class -> the name typed for it
 let unsaved = false;
 
+// What was typed outlives the page, where the browser lets it: under the discovery's own key.
+const storage = "opencon names of " + page.names_for;
+try { Object.assign(typed, JSON.parse(localStorage.getItem(storage))); } catch { /* not allowed, or not ours */ }
+function keepTyped() {
+  try { localStorage.setItem(storage, JSON.stringify(typed)); unsaved = false; } catch { unsaved = true; }
+}
+
 function el(tag, props, ...children) {
   const made = Object.assign(document.createElement(tag), props);
   made.append(...children);
@@ -77,8 +84,9 @@ function headOf(g) {
   head.append(el("span", { className: "of" }, found + labeled));
   if (g.kind === "new" && page.can_name) {
     const field = el("input", { type: "text", placeholder: "What is it?", maxLength: 200, autocomplete: "off" });
+    field.value = typed[g.class] || "";
     field.setAttribute("aria-label", "Name for " + page.classes[g.class]);
-    field.oninput = () => { typed[g.class] = field.value.trim(); unsaved = true; showNames(); };
+    field.oninput = () => { typed[g.class] = field.value.trim(); keepTyped(); showNames(); };
     head.append(el("label", {}, el("span", {}, "Name"), field));
   }
   return head;
