@@ -153,9 +153,7 @@ class TrainConfig:
     schedule: Literal["step", "cosine", "constant"] = "step"
     milestones: tuple[int, ...] = ()  # epochs at which a step schedule divides by ten
     warmup_epochs: int = 0
-    precision: Precision = (
-        "fp32"  # of the encoder; losses are always float32. A CPU without bfloat16 takes fp32 for bf16
-    )
+    precision: Precision = "fp32"  # of the encoder; losses are float32. A CPU without bfloat16 takes fp32 for bf16
     compile: bool = False  # torch.compile for encoder, losses, and views that have no kernel
     capture: bool = True  # on a GPU: record the step once as a CUDA graph and replay it
     kernels: bool = True  # on a GPU: Triton kernels for small views and for prototypes (capture needs the latter)

@@ -27,11 +27,8 @@ from opencon.runtime import has_triton
 
 CROP_TRIES = 10  # torchvision's RandomResizedCrop; then the largest centered crop of an allowed ratio
 
-KERNEL_SIDES = (
-    16,
-    32,
-    64,
-)  # Triton counts in powers of two, multiplies matrices from 16 on; more than 64 fill a program
+# Triton counts in powers of two, and multiplies matrices from 16 on; more than 64 fill a program.
+KERNEL_SIDES = (16, 32, 64)
 
 
 class ViewParams(NamedTuple):
