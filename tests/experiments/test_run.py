@@ -128,12 +128,13 @@ def test_statistics_of_the_frozen_part_are_measured_once_on_the_first_views(tmp_
     def interrupt(record):
         raise KeyboardInterrupt
 
-    plain = Embedder.measure_frozen
-    monkeypatch.setattr(Embedder, "measure_frozen", lambda self, views: taken.append(1) or plain(self, views))
+    measure, fold = Embedder.measure_frozen, Embedder.fold_frozen
+    monkeypatch.setattr(Embedder, "measure_frozen", lambda self, v: taken.append("measured") or measure(self, v))
+    monkeypatch.setattr(Embedder, "fold_frozen", lambda self: taken.append("folded") or fold(self))
     with pytest.raises(KeyboardInterrupt):
         train(config, tmp_path / "run", CPU, callbacks=Callbacks(epoch_done=interrupt))
     train(config, tmp_path / "run", CPU)
-    assert len(taken) == 1
+    assert taken == ["measured", "folded", "folded"]  # what is folded has its final statistics
 
     bench = prepare(config, CPU)
     loader = build_loader(bench)
