@@ -21,6 +21,7 @@ RELEASED_FORM = "batch statistics, each view in its own pass (the recipe)"  # on
 KINDS = {
     "matrix products (crops, heads, losses)": "matrix products",
     "other compiled (views, losses)": "views, and what else is compiled",
+    "batch norm, ReLU and additions (compiled)": "batch norm, ReLU and additions",
 }
 
 
@@ -133,7 +134,9 @@ def goals() -> str:
 def norm_passes() -> str:
     """What batch norms cost SimCLR, and what they would at the memory's full speed."""
     floor = load("conv_floor-h200")["result"]
-    norms = load("epoch-simclr")["result"]["profile_ms"]["batch norm, ReLU and additions (compiled)"] / 1e3
+    runs = [load(name)["result"] for name in ("epoch-simclr", "epoch-simclr-plain")]
+    norms, before = (run["profile_ms"]["batch norm, ReLU and additions"] / 1e3 for run in runs)
+    slower = 2 * runs[1]["images_per_step"] * runs[1]["steps_per_epoch"] / runs[1]["steady_seconds"]
     # Outputs of the 20 batch norms of ResNet-18 at 32 pixels, in bfloat16, five of each size; two of five end a block.
     numbers = sum(channels * side**2 for channels, side in ((64, 32), (128, 16), (256, 8), (512, 4)))
     gigabytes = 2 * 5 * numbers * floor["views"] / 1e9
@@ -145,18 +148,20 @@ def norm_passes() -> str:
             f"At {floor['views']:,} views a pass over all of them is",
             f"{gigabytes:.1f} GB; at the memory's 4.8 TB/s all passes are {seconds:.2f} s of an epoch on top of",
             f"the convolutions (measured: {norms:.2f} s), so with cuDNN's convolutions and batch norms apart from them",
-            f"{best:,.0f} views/s would be perfect.",
+            f"{best:,.0f} views/s would be perfect. Without these kernels, compiled, they are {before:.2f} s, and it is",
+            f"{slower:,.0f} views/s ([epoch-simclr-plain](../benchmarks/results/epoch-simclr-plain.json), same hour).",
         ]
     )
 
 
 def profile() -> str:
-    both = [load(name)["result"]["profile_ms"] for name in ("epoch-cifar100", "epoch-simclr")]
+    found = [load(name)["result"]["profile_ms"] for name in ("epoch-cifar100", "epoch-simclr")]
+    both = [{KINDS.get(kind, kind): ms for kind, ms in kinds.items()} for kinds in found]
     totals = [sum(kinds.values()) for kinds in both]
     rows = []
     for kind in dict.fromkeys([*both[0], *both[1]]):
         shares = [(kinds.get(kind, 0.0), total) for kinds, total in zip(both, totals, strict=True)]
-        rows.append([KINDS.get(kind, kind), *(f"{ms:.0f} ({ms / total:.0%})" for ms, total in shares)])
+        rows.append([kind, *(f"{ms:.0f} ({ms / total:.0%})" for ms, total in shares)])
     head = ["kernels", "OpenCon, ms of an epoch", "SimCLR, ms of an epoch"]
     return table(head, [*rows, ["all", *(f"{total:.0f}" for total in totals)]])
 

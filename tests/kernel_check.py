@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from opencon.config import AugmentConfig
 from opencon.data.augment import Augment
 from opencon.prototypes import ema_update
+from tests.naive import norm_kernel as naive
 
 # size of a view, of its source, settings that differ from the defaults
 VIEWS = [
@@ -19,6 +20,14 @@ VIEWS = [
     (32, (32, 32), {"jitter_p": 0.0, "gray_p": 0.0, "flip_p": 0.0}),
 ]
 PROTOTYPES = [(512, 100, 128), (0, 3, 16), (1, 1, 5), (300, 7, 100), (600, 2, 16)]  # rows, classes, dimensions
+
+# images, channels, side; how many gradients come back; what is done with them
+NORMS = [
+    (4, 64, 5, 2, {"relu": True, "keep": True}),  # 100 rows: not a whole number of tiles
+    (3, 128, 16, 1, {"relu": True, "keep": True}),
+    (2, 192, 9, 1, {"relu": True, "keep": False}),
+    (2, 64, 3, 1, {"relu": False, "keep": False}),  # fewer rows than a tile has
+]
 
 
 def check_views(size, source, settings, *, device, num_images):
@@ -51,10 +60,50 @@ def check_prototypes(rows, classes, dim, *, device):
     assert torch.equal(prototypes, before)
 
 
+def check_norm(images, channels, side, number, how, *, device, dtype=torch.float32):
+    """Each kernel on the same numbers as its definition; and again, to the last bit, since none adds in a chance order."""
+    from opencon.encoders import norm_kernel as kernel
+
+    g = torch.Generator().manual_seed(channels)
+    offset = 30.0 * torch.randn(1, channels, 1, 1, generator=g)  # far from zero: squares would cancel
+
+    def some(offset=0.0):
+        values = torch.randn(images, channels, side, side, generator=g) + offset
+        return values.to(device, dtype).contiguous(memory_format=torch.channels_last)
+
+    x, shortcut, grads = some(offset), some(), [some() for _ in range(number)]
+    norms = [torch.nn.BatchNorm2d(channels).to(device) for _ in range(2)]
+    with torch.no_grad():
+        for norm in norms:
+            norm.weight.copy_(torch.randn(channels, generator=g.manual_seed(1)))
+            norm.bias.copy_(torch.randn(channels, generator=g))
+            norm.running_mean.copy_(offset.flatten() + torch.randn(channels, generator=g))
+    close = {"atol": 1e-4, "rtol": 1e-4} if dtype == torch.float32 else {"atol": 2e-2, "rtol": 2e-2}
+    stats = kernel.statistics(x, norms[0])
+    torch.testing.assert_close(stats, naive.statistics(x, norms[1]), atol=1e-5, rtol=1e-5)
+    for new, old in zip(norms[0].buffers(), norms[1].buffers(), strict=True):
+        torch.testing.assert_close(new, old, atol=1e-5, rtol=1e-5)
+    norm = norms[0]
+    relu, keep = how["relu"], how["keep"]
+    added = shortcut if keep else None
+    y = kernel.normalize(x, stats, norm, added, relu=relu)
+    torch.testing.assert_close(y, naive.normalize(x, stats, norm, added, relu=relu), **close)
+    of_norm, passed = kernel.gradient_sums(grads, x, y, stats, norm, **how)
+    for new, old in zip((of_norm, passed), naive.gradient_sums(grads, x, y, stats, norm, **how), strict=True):
+        torch.testing.assert_close(new, old, **close)
+    asks = relu and not keep
+    out = kernel.gradient(passed, x, stats, norm, of_norm, relu=asks)
+    torch.testing.assert_close(out, naive.gradient(passed, x, stats, norm, of_norm, relu=asks), **close)
+    for _ in range(20):
+        assert torch.equal(kernel.gradient_sums(grads, x, y, stats, norm, **how)[0], of_norm)
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
     for case in VIEWS:
         check_views(*case, device="cpu", num_images=24)
     for case in PROTOTYPES:
         check_prototypes(*case, device="cpu")
+    for case in NORMS:
+        check_norm(*case, device="cpu")
     print("kernels equal their plain forms")

@@ -1,4 +1,4 @@
-"""Which views a kernel makes, and the kernels themselves where Triton is installed, without a GPU."""
+"""What a kernel is used for, and the kernels themselves where Triton is installed, without a GPU."""
 
 import os
 import subprocess
@@ -12,6 +12,7 @@ import torch
 from opencon.config import AugmentConfig, with_settings
 from opencon.data import augment as module
 from opencon.data.augment import Augment
+from opencon.encoders.base import Encoder
 from opencon.experiments.recipes import get_recipe
 from opencon.experiments.run import build_loader, prepare
 
@@ -68,3 +69,15 @@ def test_settings_reach_the_views(monkeypatch, kernels, compiles):
     loader = build_loader(prepare(with_settings(get_recipe("digits"), settings), torch.device("cpu")))
     assert [augment.kernels for augment in loader.augments] == [kernels, kernels]
     assert compiled == ["plain"] * compiles
+
+
+@pytest.mark.parametrize(
+    ("method", "kernels", "fuses"), [("simclr", "true", True), ("simclr", "false", False), ("ds3l", "true", False)]
+)
+def test_settings_reach_the_encoder(monkeypatch, method, kernels, fuses):
+    """DS3L differentiates twice, which a backward pass by hand does not allow."""
+    asked = []
+    monkeypatch.setattr(Encoder, "fuse", lambda encoder: asked.append(encoder))
+    config = with_settings(get_recipe(f"{method}/digits"), [f"train.kernels={kernels}"])
+    bench = prepare(config, torch.device("cpu"))
+    assert asked == [bench.method.embedder.encoder] * fuses

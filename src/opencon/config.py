@@ -156,7 +156,7 @@ class TrainConfig:
     precision: Precision = "fp32"  # of the encoder; losses are float32. A CPU without bfloat16 takes fp32 for bf16
     compile: bool = False  # torch.compile for encoder, losses, and views that have no kernel
     capture: bool = True  # on a GPU: record the step once as a CUDA graph and replay it
-    kernels: bool = True  # on a GPU: Triton kernels for small views and for prototypes (capture needs the latter)
+    kernels: bool = True  # on a GPU: Triton kernels for small views, a learning ResNet, prototypes (capture needs them)
     seed: int = 0
     log_every: int = 50  # steps between two looks at the loss (each makes the host wait)
     save_seconds: float = 30.0  # at most this much work is lost to a kill -9; Ctrl-C loses none but the epoch

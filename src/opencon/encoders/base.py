@@ -37,6 +37,7 @@ class Encoder(nn.Module):
         self.num_frozen = 0  # so many of the first stages do not learn
         self.frozen_norm: FrozenNorm = "batch"
         self.folded: Callable[[Tensor], Tensor] | None = None  # the frozen stages in a faster form, see `fold`
+        self.fused: Callable[[Tensor], Tensor] | None = None  # all stages in training, likewise: see `fuse`
         self.register_load_state_dict_post_hook(_forget_folded)  # type: ignore[no-untyped-call]
 
     def pool(self, x: Tensor) -> Tensor:
@@ -45,6 +46,8 @@ class Encoder(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, channels, H, W), normalized -> (B, F)."""
+        if self.fused is not None and self.training and x.is_cuda:
+            return self.pool(self.fused(x))
         first = 0
         if self.folded is not None:
             with torch.no_grad():
@@ -57,6 +60,9 @@ class Encoder(nn.Module):
 
     def fold(self, dtype: torch.dtype) -> None:
         """Prepare a faster form of the frozen stages, if this encoder has one. Call it once their weights are final."""
+
+    def fuse(self) -> None:
+        """Prepare a faster form of training on a GPU, where every stage learns, if this encoder has one."""
 
     @torch.no_grad()
     def measure(self, batches: Iterable[Tensor]) -> None:
@@ -107,7 +113,7 @@ class Encoder(nn.Module):
                 f"{did_you_mean(train_from, starts)} Allowed: {', '.join(starts)}."
             )
         self.num_frozen = starts[train_from]
-        self.folded = None
+        self.folded = self.fused = None
         self.frozen_norm = norm
         for index, name in enumerate(self.stages):
             getattr(self, name).requires_grad_(index >= self.num_frozen)

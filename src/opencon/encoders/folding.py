@@ -18,8 +18,13 @@ from torch import Tensor, nn
 
 from opencon.encoders.resnet import Block, ResNet
 
-# Tensor cores read channels in eights; the three of an image are padded with zeros.
-CHANNEL_GROUP = 8
+CHANNEL_GROUP = 8  # tensor cores read channels in eights
+
+
+def padded(x: Tensor) -> Tensor:
+    """The channels of images, or of the weights for them, filled up with zeros to a whole group; channels last."""
+    missing = -x.shape[1] % CHANNEL_GROUP
+    return F.pad(x, (0, 0, 0, 0, 0, missing)).contiguous(memory_format=torch.channels_last)
 
 
 @dataclass(frozen=True)
@@ -39,8 +44,7 @@ class FoldedConv:
         gain = norm.weight * torch.rsqrt(norm.running_var + norm.eps)  # (out channels,)
         weight = (conv.weight * gain[:, None, None, None]).detach()
         bias = (norm.bias - norm.running_mean * gain).detach()
-        missing = -weight.shape[1] % CHANNEL_GROUP
-        weight = F.pad(weight, (0, 0, 0, 0, 0, missing)).to(dtype).contiguous(memory_format=torch.channels_last)
+        weight = padded(weight.to(dtype))
         assert isinstance(conv.padding, tuple)
         return cls(weight, bias.to(dtype), conv.stride, conv.padding)
 
@@ -95,8 +99,7 @@ class FoldedResNet:
 
     def __call__(self, x: Tensor) -> Tensor:
         """(B, 3, H, W), normalized -> the output of the last folded stage."""
-        x = F.pad(x.to(self.dtype), (0, 0, 0, 0, 0, -x.shape[1] % CHANNEL_GROUP))
-        x = self.stem.relu(x.contiguous(memory_format=torch.channels_last))
+        x = self.stem.relu(padded(x.to(self.dtype)))
         if self.maxpool is not None:
             x = self.maxpool(x)
         for convs, downsample in self.blocks:

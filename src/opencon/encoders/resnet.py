@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from opencon.config import require
 from opencon.encoders.base import Encoder, require_color
+from opencon.runtime import has_triton
 
 WIDTH = 64  # of the stem and the first stage; each later stage doubles it
 LAYERS = ("layer1", "layer2", "layer3", "layer4")
@@ -124,6 +125,14 @@ class ResNet(Encoder):
 
         if self.frozen_norm != "batch" and self.num_frozen:
             self.folded = FoldedResNet(self, self.num_frozen, dtype)
+
+    def fuse(self) -> None:
+        """Batch norms with their shortcuts and ReLUs as kernels, where everything learns: a part gains nothing."""
+        if has_triton() and not self.num_frozen:
+            from opencon.encoders.fused import FusedResNet
+
+            fused = FusedResNet(self)
+            self.fused = fused if fused.fits else None
 
 
 def _require_large(name: str, image_size: int) -> None:

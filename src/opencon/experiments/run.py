@@ -193,6 +193,8 @@ def assemble(config: RunConfig, dataset: Dataset, device: torch.device, *, split
         task = Task(split.num_seen, split.num_classes, split.labeled_ratio, len(train))
         method = METHODS[config.method.name].build(config.method, task, embedder)
     method.kernels = config.train.kernels
+    if method.kernels and not method.differentiates_twice:
+        embedder.encoder.fuse()
     return Workbench(
         config,
         dataset,

@@ -77,6 +77,7 @@ class Method(nn.Module, ABC, Generic[ConfigT]):
     settings: ClassVar[type[MethodConfig]]  # the class of its configuration
     special: ClassVar[Mapping[str, tuple[str, ...]]] = {}  # data set with recipes to what differs there, as for --set
     kernels: bool = True  # use Triton kernels where there are some; set from TrainConfig
+    differentiates_twice: ClassVar[bool] = False  # through the encoder, which its kernels cannot
 
     def __init__(self, config: ConfigT, task: Task, embedder: Embedder) -> None:
         super().__init__()

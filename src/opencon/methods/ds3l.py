@@ -116,6 +116,7 @@ class DS3L(Method[DS3LConfig]):
     """
 
     settings = DS3LConfig
+    differentiates_twice = True
 
     weight: Tensor  # scalar on the device: the ramp must reach a captured step
 

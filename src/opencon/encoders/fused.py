@@ -1,0 +1,162 @@
+"""A ResNet in training, all of it learning, with batch norm + shortcut + ReLU as one thing, forward and backward.
+
+Written out, a network in training reads and writes its activations more often for its batch norms than for its convolutions:
+statistics, normalization, addition, ReLU, the gradients of each, and a sum of two gradients wherever a shortcut leaves. Here
+the kernels of `norm_kernel` do all they can each time they pass over memory, and the backward pass is written by hand. The
+formulas are those of the plain form, with x^ the normalized input and M the rows of a channel:
+
+    y = ReLU(gamma * x^ + beta + shortcut)
+    g = dy where y > 0, else 0            (also the gradient of the shortcut)
+    dbeta = sum g,   dgamma = sum g * x^
+    dx = gamma * rstd * (g - dbeta / M - x^ * dgamma / M)
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from opencon.encoders.folding import padded
+from opencon.encoders.norm_kernel import WIDE, gradient, gradient_sums, normalize, statistics
+from opencon.encoders.resnet import Block, ResNet
+
+
+class Unit(NamedTuple):
+    """A convolution and the batch norm behind it."""
+
+    conv: nn.Conv2d
+    norm: nn.BatchNorm2d
+
+
+class Passed(NamedTuple):
+    """What the backward pass of a unit needs."""
+
+    x: Tensor
+    weight: Tensor  # of the convolution, in the precision that is computed in
+    c: Tensor  # convolved
+    stats: Tensor  # (2, C)
+    y: Tensor
+
+
+class FusedResNet:
+    """The stages of a ResNet. It has no weights of its own: it looks at the modules of the ResNet."""
+
+    def __init__(self, resnet: ResNet) -> None:
+        pools = hasattr(resnet.stem, "maxpool")
+        self.before = resnet.stem if pools else None  # a stem that pools is left as it is
+        self.stem = None if pools else Unit(resnet.stem.conv1, resnet.stem.bn1)  # type: ignore[arg-type]
+        self.blocks = [_units(block) for name in resnet.stages[1:] for block in getattr(resnet, name)]
+        self.units = [] if self.stem is None else [self.stem]  # in the order of the forward pass
+        for branch, down in self.blocks:
+            self.units += branch if down is None else [down, *branch]
+
+    @property
+    def fits(self) -> bool:
+        """Whether the kernels can take its channels."""
+        return all(unit.norm.num_features % WIDE == 0 for unit in self.units)
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator, unused-ignore]
+    def __call__(self, x: Tensor) -> Tensor:
+        """(B, 3, H, W), normalized -> the output of the last stage."""
+        if self.before is not None:
+            x = self.before(x)
+        parameters = [p for unit in self.units for p in (unit.conv.weight, unit.norm.weight, unit.norm.bias)]
+        y: Tensor = _Stages.apply(self, x, *parameters)  # type: ignore[no-untyped-call]
+        return y
+
+    def forward(self, x: Tensor, weights: list[Tensor]) -> list[Passed]:
+        """What every unit has passed, in their order."""
+        tape: list[Passed] = []
+
+        def run(unit: Unit, x: Tensor, shortcut: Tensor | None = None, *, relu: bool = True) -> Tensor:
+            weight = weights[len(tape)]
+            c = F.conv2d(x, weight, None, unit.conv.stride, unit.conv.padding)
+            stats = statistics(c, unit.norm)
+            y = normalize(c, stats, unit.norm, shortcut, relu=relu)
+            tape.append(Passed(x, weight, c, stats, y))
+            return y
+
+        if self.stem is not None:
+            x = run(self.stem, x)
+        for branch, down in self.blocks:
+            shortcut = x if down is None else run(down, x, relu=False)
+            for unit in branch[:-1]:
+                x = run(unit, x)
+            x = run(branch[-1], x, shortcut)
+        return tape
+
+    def backward(self, tape: list[Passed], g: Tensor) -> tuple[Tensor | None, list[Tensor], list[Tensor]]:
+        """The gradients of x (None for images), of the convolutions' weights, and (2, C) of gain and bias of the norms."""
+        weights: list[Tensor] = []
+        norms: list[Tensor] = []
+
+        def run(unit: Unit, grads: list[Tensor], *, relu: bool = True, keep: bool = False) -> tuple[Tensor, Tensor]:
+            """One or two gradients of y -> that of x, and that of the shortcut."""
+            x, weight, c, stats, y = tape[-1 - len(norms)]
+            of_norm, g = gradient_sums(grads, c, y, stats, unit.norm, relu=relu, keep=keep)
+            g_c = gradient(g, c, stats, unit.norm, of_norm, relu=relu and not keep)
+            wanted = [unit is not self.stem, True, False]
+            g_x, g_weight, _ = torch.ops.aten.convolution_backward(
+                g_c, x, weight, None, unit.conv.stride, unit.conv.padding, (1, 1), False, (0, 0), 1, wanted
+            )
+            weights.insert(0, g_weight)
+            norms.insert(0, of_norm)
+            return g_x, g
+
+        grads = [g.contiguous(memory_format=torch.channels_last)]
+        for branch, down in reversed(self.blocks):
+            g_x, g_shortcut = run(branch[-1], grads, keep=True)
+            for unit in reversed(branch[:-1]):
+                g_x, _ = run(unit, [g_x])
+            if down is not None:
+                g_shortcut, _ = run(down, [g_shortcut], relu=False)
+            grads = [g_x, g_shortcut]
+        if self.stem is not None:
+            run(self.stem, grads, keep=True)
+            return None, weights, norms
+        return grads[0] + grads[1], weights, norms
+
+
+class _Stages(torch.autograd.Function):
+    """What autograd is told of a `FusedResNet`: parameters are weight, gain and bias of its units."""
+
+    @staticmethod
+    def forward(ctx: Any, network: FusedResNet, x: Tensor, *parameters: Tensor) -> Tensor:
+        kind = x.device.type
+        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+        weights = [torch.empty_like(p, dtype=dtype) for p in parameters[::3]]
+        torch._foreach_copy_(weights, parameters[::3])  # all in one launch, where their precision allows it
+        x = x.to(dtype)
+        if network.stem is not None:
+            x, weights[0] = padded(x), padded(weights[0])
+        with torch.autocast(kind, enabled=False):
+            tape = network.forward(x, weights)
+        ctx.network = network
+        ctx.save_for_backward(*(t for passed in tape for t in passed))
+        return tape[-1].y
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator, unused-ignore]
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+        saved, size = ctx.saved_tensors, len(Passed._fields)
+        tape = [Passed(*saved[i : i + size]) for i in range(0, len(saved), size)]
+        of_x, found, of_norms = ctx.network.backward(tape, g)
+        if ctx.network.stem is not None:
+            of_image = found[0][:, : ctx.network.stem.conv.in_channels]
+            found[0] = of_image.contiguous(memory_format=torch.channels_last)
+        dtype = ctx.network.units[0].conv.weight.dtype
+        of_weights = [torch.empty_like(w, dtype=dtype) for w in found]
+        torch._foreach_copy_(of_weights, found)
+        return None, of_x, *(g for w, (gain, bias) in zip(of_weights, of_norms, strict=True) for g in (w, gain, bias))
+
+
+def _units(block: Block) -> tuple[list[Unit], Unit | None]:
+    """The branch of a block, and what is in its shortcut."""
+    names = [i for i in (1, 2, 3) if hasattr(block, f"conv{i}")]
+    branch = [Unit(getattr(block, f"conv{i}"), getattr(block, f"bn{i}")) for i in names]
+    down = block.downsample
+    return branch, None if down is None else Unit(down[0], down[1])  # type: ignore[index]

@@ -1,0 +1,237 @@
+"""Batch norm with shortcut and ReLU as Triton kernels: imported only on a machine with a GPU. Used by `fused`.
+
+Everything is rows of channels: (B, C, H, W) in channels-last order is (M, C) in memory, M = B * H * W. Each kernel goes over
+memory once. Those that sum go from the end to the start, those that write from the start to the end: what was touched last
+is still cached.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor, nn
+
+WIDE = 64  # channels of a tile: a whole cache line of bfloat16, and the fewest a ResNet has
+TALL = 32  # rows of a tile
+# Ours, the fastest of a dozen on an H200: where a program goes over many tiles it asks for the next ones ahead, and two
+# programs for each multiprocessor then do as well as more, and leave fewer sums to be gathered.
+AHEAD = 5
+SUMMING = 264
+
+# Triton compiles the signatures too: their arguments cannot carry type hints. What it is to know when it compiles is in
+# capitals; such a condition needs an `if` of its own.
+
+
+@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
+def _tile(first, rows, C: tl.constexpr, WIDE: tl.constexpr, TALL: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Where the rows from `first` on are, for this program's channels, and which of them exist."""
+    i, j = tl.arange(0, TALL)[:, None], tl.arange(0, WIDE)[None, :]
+    start = tl.cast(first, tl.int64) * C + tl.program_id(1) * WIDE
+    return start + i * C + j, (first + i >= 0) & (first + i < rows)
+
+
+@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
+def _channels(ptr, C: tl.constexpr, WIDE: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Two rows (2, C), such as mean and reciprocal deviation, of this program's channels."""
+    channel = tl.program_id(1) * WIDE + tl.arange(0, WIDE)
+    return tl.load(ptr + channel), tl.load(ptr + C + channel)
+
+
+@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
+def _gathered(  # type: ignore[no-untyped-def]
+    first, second, parts_ptr, tickets_ptr, C: tl.constexpr, WIDE: tl.constexpr
+):
+    """Two sums (channels,) over all programs, for the one that comes last; it adds them in order, so they repeat."""
+    channel = tl.program_id(1) * WIDE + tl.arange(0, WIDE)
+    own, parts = parts_ptr + tl.program_id(0) * 2 * C + channel, tl.num_programs(0)
+    tl.store(own, first)
+    tl.store(own + C, second)
+    tl.debug_barrier()  # all threads have written before one of them draws a ticket
+    is_last = tl.atomic_add(tickets_ptr + tl.program_id(1), 1, sem="acq_rel") == parts - 1
+    if is_last:
+        tl.store(tickets_ptr + tl.program_id(1), 0)
+        first, second = tl.zeros_like(first), tl.zeros_like(second)
+        for start in range(0, parts, 128):
+            part = (start + tl.arange(0, 128))[:, None]
+            place = parts_ptr + part * 2 * C + channel[None, :]
+            first += tl.sum(tl.load(place, mask=part < parts, other=0.0), 0)
+            second += tl.sum(tl.load(place + C, mask=part < parts, other=0.0), 0)
+    return is_last, first, second
+
+
+@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
+def _statistics(  # type: ignore[no-untyped-def]
+    x_ptr, stats_ptr, running_mean_ptr, running_var_ptr, tracked_ptr, parts_ptr, tickets_ptr, rows, eps, momentum,
+    C: tl.constexpr, WIDE: tl.constexpr, TALL: tl.constexpr, AHEAD: tl.constexpr,
+):  # fmt: skip
+    channel = tl.program_id(1) * WIDE + tl.arange(0, WIDE)
+    center = tl.load(running_mean_ptr + channel)  # sums around it do not cancel where a mean is far from zero
+    total = tl.zeros((TALL, WIDE), tl.float32)
+    squares = tl.zeros((TALL, WIDE), tl.float32)
+    for tile in tl.range(tl.program_id(0), tl.cdiv(rows, TALL), tl.num_programs(0), num_stages=AHEAD):
+        place, exists = _tile(rows - (tile + 1) * TALL, rows, C, WIDE, TALL)
+        x = tl.load(x_ptr + place, mask=exists, other=0.0).to(tl.float32)
+        x = tl.where(exists, x - center[None, :], 0.0)
+        total += x
+        squares += x * x
+    is_last, first, second = _gathered(tl.sum(total, 0), tl.sum(squares, 0), parts_ptr, tickets_ptr, C, WIDE)
+    if is_last:
+        shift = first / rows
+        var = tl.maximum(second / rows - shift * shift, 0.0)
+        tl.store(stats_ptr + channel, center + shift)
+        tl.store(stats_ptr + C + channel, 1.0 / tl.sqrt(var + eps))
+        tl.store(running_mean_ptr + channel, center + momentum * shift)
+        before = tl.load(running_var_ptr + channel)
+        tl.store(running_var_ptr + channel, before + momentum * (var * (rows / (rows - 1.0)) - before))
+        if tl.program_id(1) == 0:
+            tl.store(tracked_ptr, tl.load(tracked_ptr) + 1)
+
+
+@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
+def _normalize(  # type: ignore[no-untyped-def]
+    x_ptr, shortcut_ptr, y_ptr, stats_ptr, gain_ptr, bias_ptr, rows,
+    C: tl.constexpr, WIDE: tl.constexpr, TALL: tl.constexpr, ADDS: tl.constexpr, RELU: tl.constexpr,
+):  # fmt: skip
+    channel = tl.program_id(1) * WIDE + tl.arange(0, WIDE)
+    mean, rstd = _channels(stats_ptr, C, WIDE)
+    scale = tl.load(gain_ptr + channel) * rstd
+    shift = tl.load(bias_ptr + channel) - mean * scale
+    place, exists = _tile(tl.program_id(0) * TALL, rows, C, WIDE, TALL)
+    y = tl.load(x_ptr + place, mask=exists).to(tl.float32) * scale[None, :] + shift[None, :]
+    if ADDS:
+        y += tl.load(shortcut_ptr + place, mask=exists).to(tl.float32)
+    if RELU:
+        y = tl.maximum(y, 0.0)
+    tl.store(y_ptr + place, y, mask=exists)
+
+
+@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
+def _gradient_sums(  # type: ignore[no-untyped-def]
+    g_ptr, more_ptr, x_ptr, y_ptr, kept_ptr, stats_ptr, gain_ptr, bias_ptr, grads_ptr, parts_ptr, tickets_ptr, rows,
+    C: tl.constexpr, WIDE: tl.constexpr, TALL: tl.constexpr, AHEAD: tl.constexpr,
+    MORE: tl.constexpr, KEEPS: tl.constexpr, RELU: tl.constexpr,
+):  # fmt: skip
+    channel = tl.program_id(1) * WIDE + tl.arange(0, WIDE)
+    mean, rstd = _channels(stats_ptr, C, WIDE)
+    scale = tl.load(gain_ptr + channel) * rstd
+    shift = tl.load(bias_ptr + channel) - mean * scale
+    total = tl.zeros((TALL, WIDE), tl.float32)
+    along = tl.zeros((TALL, WIDE), tl.float32)
+    for tile in tl.range(tl.program_id(0), tl.cdiv(rows, TALL), tl.num_programs(0), num_stages=AHEAD):
+        place, exists = _tile(rows - (tile + 1) * TALL, rows, C, WIDE, TALL)
+        g = tl.load(g_ptr + place, mask=exists, other=0.0).to(tl.float32)
+        x = tl.load(x_ptr + place, mask=exists, other=0.0).to(tl.float32)
+        if MORE:
+            g += tl.load(more_ptr + place, mask=exists, other=0.0).to(tl.float32)
+        if KEEPS:
+            g = tl.where(tl.load(y_ptr + place, mask=exists, other=0.0) > 0, g, 0.0)
+            tl.store(kept_ptr + place, g, mask=exists)
+        elif RELU:
+            g = tl.where(x * scale[None, :] + shift[None, :] > 0, g, 0.0)
+        total += g
+        along += g * (x - mean[None, :])
+    is_last, first, second = _gathered(tl.sum(total, 0), tl.sum(along, 0), parts_ptr, tickets_ptr, C, WIDE)
+    if is_last:
+        tl.store(grads_ptr + channel, second * rstd)
+        tl.store(grads_ptr + C + channel, first)
+
+
+@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
+def _gradient(  # type: ignore[no-untyped-def]
+    g_ptr, x_ptr, out_ptr, stats_ptr, gain_ptr, bias_ptr, grads_ptr, rows,
+    C: tl.constexpr, WIDE: tl.constexpr, TALL: tl.constexpr, RELU: tl.constexpr,
+):  # fmt: skip
+    channel = tl.program_id(1) * WIDE + tl.arange(0, WIDE)
+    mean, rstd = _channels(stats_ptr, C, WIDE)
+    gain_grad, bias_grad = _channels(grads_ptr, C, WIDE)
+    scale = tl.load(gain_ptr + channel) * rstd
+    place, exists = _tile(tl.program_id(0) * TALL, rows, C, WIDE, TALL)
+    g = tl.load(g_ptr + place, mask=exists).to(tl.float32)
+    x = tl.load(x_ptr + place, mask=exists).to(tl.float32)
+    if RELU:
+        shift = tl.load(bias_ptr + channel) - mean * scale
+        g = tl.where(x * scale[None, :] + shift[None, :] > 0, g, 0.0)
+    slope = gain_grad * rstd / rows
+    out = scale[None, :] * (g - (bias_grad / rows)[None, :] - (x - mean[None, :]) * slope[None, :])
+    tl.store(out_ptr + place, out, mask=exists)
+
+
+@functools.cache
+def _tickets(device: torch.device, tiles: int) -> Tensor:
+    """Zeros that every use leaves as zeros."""
+    return torch.zeros(tiles, dtype=torch.int32, device=device)
+
+
+def _sizes(x: Tensor) -> tuple[int, int]:
+    """Rows and channels of (B, C, H, W), which must lie in memory as rows of channels."""
+    assert x.is_contiguous(memory_format=torch.channels_last)
+    return x.numel() // x.shape[1], x.shape[1]
+
+
+def _summing(x: Tensor) -> tuple[tuple[int, int], Tensor, Tensor]:
+    """The programs that sum over x; and where they leave their parts and draw their tickets."""
+    rows, channels = _sizes(x)
+    tiles = channels // WIDE
+    programs = min(max(1, SUMMING // tiles), triton.cdiv(rows, TALL))
+    parts = torch.empty(programs, 2, channels, device=x.device)
+    return (programs, tiles), parts, _tickets(x.device, tiles)
+
+
+def statistics(x: Tensor, norm: nn.BatchNorm2d) -> Tensor:
+    """(2, C): mean and reciprocal deviation of each channel. Running statistics follow, as in training."""
+    rows, channels = _sizes(x)
+    assert rows > 1, "one row has no variance"
+    grid, parts, tickets = _summing(x)
+    stats = torch.empty(2, channels, device=x.device)
+    _statistics[grid](
+        x, stats, norm.running_mean, norm.running_var, norm.num_batches_tracked, parts, tickets,
+        rows, norm.eps, norm.momentum, channels, WIDE, TALL, AHEAD,
+    )  # fmt: skip
+    return stats
+
+
+def normalize(x: Tensor, stats: Tensor, norm: nn.BatchNorm2d, shortcut: Tensor | None, *, relu: bool) -> Tensor:
+    """Batch norm, plus a shortcut if there is one, and ReLU if wanted."""
+    rows, channels = _sizes(x)
+    y = torch.empty_like(x)
+    _normalize[(triton.cdiv(rows, TALL), channels // WIDE)](
+        x, x if shortcut is None else shortcut, y, stats, norm.weight, norm.bias, rows,
+        channels, WIDE, TALL, shortcut is not None, relu,
+    )  # fmt: skip
+    return y
+
+
+def gradient_sums(
+    grads: list[Tensor], x: Tensor, y: Tensor, stats: Tensor, norm: nn.BatchNorm2d, *, relu: bool, keep: bool
+) -> tuple[Tensor, Tensor]:
+    """(2, C): the gradients of gain and bias; and the gradient that goes on.
+
+    Args:
+        grads: one gradient of y, or with `keep` two, which are added.
+        keep: write what passes the ReLU (y > 0), and return that; else the gradient is returned as it is, and `gradient`
+            has to ask the ReLU again.
+    """
+    rows, channels = _sizes(x)
+    assert keep or len(grads) == 1
+    assert all(g.is_contiguous(memory_format=torch.channels_last) for g in grads)
+    grid, parts, tickets = _summing(x)
+    of_parameters = torch.empty(2, channels, device=x.device)
+    kept = torch.empty_like(x) if keep else grads[0]
+    _gradient_sums[grid](
+        grads[0], grads[-1], x, y, kept, stats, norm.weight, norm.bias, of_parameters, parts, tickets, rows,
+        channels, WIDE, TALL, AHEAD, len(grads) == 2, keep, relu,
+    )  # fmt: skip
+    return of_parameters, kept
+
+
+def gradient(g: Tensor, x: Tensor, stats: Tensor, norm: nn.BatchNorm2d, of_parameters: Tensor, *, relu: bool) -> Tensor:
+    """The gradient of x, from that of the norm's output (of what its ReLU made of it, with `relu`)."""
+    rows, channels = _sizes(x)
+    out = torch.empty_like(x)
+    _gradient[(triton.cdiv(rows, TALL), channels // WIDE)](
+        g, x, out, stats, norm.weight, norm.bias, of_parameters, rows, channels, WIDE, TALL, relu
+    )
+    return out

@@ -1,0 +1,154 @@
+"""The hand-written passes of a ResNet against autograd; plain functions stand in for the kernels, which need a GPU."""
+
+import copy
+import importlib
+import sys
+
+import pytest
+import torch
+
+from opencon.encoders import base, resnet
+from opencon.encoders.resnet import BasicBlock, Bottleneck, ResNet
+from tests.naive import norm_kernel
+
+
+@pytest.fixture
+def fused(monkeypatch):
+    monkeypatch.setitem(sys.modules, "opencon.encoders.norm_kernel", norm_kernel)
+    monkeypatch.delitem(sys.modules, "opencon.encoders.fused", raising=False)
+    yield importlib.import_module("opencon.encoders.fused")
+    sys.modules.pop("opencon.encoders.fused")  # what has seen the stand-ins is not for others
+
+
+def network(block=BasicBlock, depths=(2, 1, 1, 1), *, small_images=True, width=64):
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        net = ResNet(block, depths, small_images=small_images, width=width)
+        for module in net.modules():
+            if isinstance(module, torch.nn.BatchNorm2d):
+                torch.nn.init.normal_(module.weight, 1.0, 0.5)  # of both signs
+                torch.nn.init.normal_(module.bias, 0.0, 0.5)
+    return net.to(memory_format=torch.channels_last).train()
+
+
+def images(number, side):
+    return torch.randn(number, 3, side, side, generator=torch.Generator().manual_seed(1))
+
+
+def passed(net, forward, x):
+    """The pooled output, and all gradients of something that looks at every feature."""
+    out = net.pool(forward(x))
+    weight = torch.randn(out.shape, generator=torch.Generator().manual_seed(2))
+    (out.float() * weight).sum().backward()
+    return out.detach(), {name: p.grad for name, p in net.named_parameters()}
+
+
+def plain(net, x):
+    for name in net.stages:
+        x = getattr(net, name)(x)
+    return x
+
+
+SHAPES = [
+    (BasicBlock, (2, 1, 1, 1), True, 16),
+    (BasicBlock, (1, 2, 1, 1), False, 64),  # its stem pools
+    (Bottleneck, (1, 2, 1, 1), True, 16),  # a shortcut with a convolution in the first stage, too
+]
+
+
+@pytest.mark.parametrize(("block", "depths", "small_images", "side"), SHAPES)
+def test_both_passes_equal_autograd(fused, block, depths, small_images, side):
+    net, x = network(block, depths, small_images=small_images), images(4, side)
+    net, x = net.double(), x.double()  # so that no ReLU falls the other way for a rounding
+    other = copy.deepcopy(net)
+    out, grads = passed(net, lambda x: plain(net, x), x)
+    fast, fast_grads = passed(other, fused.FusedResNet(other), x)
+    torch.testing.assert_close(fast, out, atol=1e-9, rtol=1e-9)
+    for name, grad in grads.items():
+        torch.testing.assert_close(fast_grads[name], grad, atol=1e-9 * float(grad.abs().max()), rtol=0, msg=name)
+    for (name, new), old in zip(other.named_buffers(), net.buffers(), strict=True):
+        torch.testing.assert_close(new, old, atol=1e-9, rtol=1e-9, msg=name)
+
+
+def test_in_reduced_precision_it_is_as_near_to_the_truth_as_autocast(fused):
+    net, x = network(), images(16, 16)
+    fast, exact = copy.deepcopy(net), copy.deepcopy(net).double()
+    truth, true_grads = passed(exact, lambda x: plain(exact, x), x.double())
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        slow_out, slow_grads = passed(net, lambda x: plain(net, x), x)
+        fast_out, fast_grads = passed(fast, fused.FusedResNet(fast), x)
+    assert fast_out.dtype == slow_out.dtype == torch.bfloat16
+    assert error(fast_out, truth) < 1.1 * error(slow_out, truth) < 0.02
+    for name, true in true_grads.items():
+        assert fast_grads[name].dtype == torch.float32
+        assert error(fast_grads[name], true) < 1.2 * error(slow_grads[name], true), name
+
+
+def error(found, truth):
+    return float((found.double() - truth).norm() / truth.norm())
+
+
+def test_no_second_derivative_is_promised(fused):
+    net = network()
+    out = net.pool(fused.FusedResNet(net)(images(4, 16))).sum()
+    (slope,) = torch.autograd.grad(out, [net.stem.conv1.weight], create_graph=True)
+    with pytest.raises(RuntimeError, match="does not require grad"):
+        slope.square().sum().backward()
+
+
+def test_a_step_without_gradients_follows_the_statistics(fused):
+    net = network()
+    other = copy.deepcopy(net)
+    with torch.no_grad():
+        torch.testing.assert_close(
+            fused.FusedResNet(other)(images(4, 16)), plain(net, images(4, 16)), atol=1e-3, rtol=0
+        )
+    assert int(other.stem.bn1.num_batches_tracked) == 1
+    torch.testing.assert_close(other.layer4[0].bn2.running_var, net.layer4[0].bn2.running_var, atol=1e-5, rtol=1e-4)
+
+
+# --- where it is used --------------------------------------------------------------------------------------------------
+
+
+def test_it_is_used_where_everything_learns_and_there_are_kernels(fused, monkeypatch):
+    monkeypatch.setattr(resnet, "has_triton", lambda: True)
+    net = network()
+    net.fuse()
+    assert isinstance(net.fused, fused.FusedResNet)
+    net.freeze("layer4", "running")
+    assert net.fused is None
+    net.fuse()
+    assert net.fused is None
+    narrow = network(width=16)
+    narrow.fuse()
+    assert narrow.fused is None
+    monkeypatch.setattr(resnet, "has_triton", lambda: False)
+    net.freeze("all")
+    net.fuse()
+    assert net.fused is None
+
+
+def test_it_is_used_in_training_on_a_gpu_only():
+    net, asked = network(), []
+    net.fused = lambda x: asked.append(x) or torch.zeros(len(x), 512, 1, 1)
+
+    class OnGPU(torch.Tensor):
+        is_cuda = True
+
+    on_gpu = images(2, 16).as_subclass(OnGPU)
+    assert not base.Encoder.forward(net, on_gpu).any()
+    assert len(asked) == 1
+    net(images(2, 16))
+    net.eval()
+    net(on_gpu)
+    assert len(asked) == 1
+
+
+def test_a_copy_has_its_own(fused, monkeypatch):
+    """Teachers and averages are copies of the whole network."""
+    monkeypatch.setattr(resnet, "has_triton", lambda: True)
+    net = network()
+    net.fuse()
+    other = copy.deepcopy(net)
+    assert other.fused.units[0].conv is other.stem.conv1
+    assert other.fused.units[0].conv is not net.stem.conv1
