@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from opencon.encoders.resnet import Block, ResNet
+from opencon.encoders.resnet import ResNet
 
 CHANNEL_GROUP = 8  # tensor cores read channels in eights
 
@@ -93,9 +93,11 @@ class FoldedResNet:
         self.dtype = dtype
         self.stem = FoldedConv.of(resnet.stem.conv1, resnet.stem.bn1, dtype)  # type: ignore[arg-type]
         self.maxpool = getattr(resnet.stem, "maxpool", None)
-        self.blocks = [
-            _folded_block(block, dtype) for name in resnet.stages[1:num_stages] for block in getattr(resnet, name)
-        ]
+        self.blocks: list[tuple[list[FoldedConv], FoldedConv | None]] = []
+        for block in (block for name in resnet.stages[1:num_stages] for block in getattr(resnet, name)):
+            branch, down = block.units()
+            folded = [FoldedConv.of(unit.conv, unit.norm, dtype) for unit in branch]
+            self.blocks.append((folded, None if down is None else FoldedConv.of(down.conv, down.norm, dtype)))
 
     def __call__(self, x: Tensor) -> Tensor:
         """(B, 3, H, W), normalized -> the output of the last folded stage."""
@@ -108,13 +110,3 @@ class FoldedResNet:
                 x = conv.relu(x)
             x = convs[-1].relu(x, shortcut)
         return x
-
-
-def _folded_block(block: Block, dtype: torch.dtype) -> tuple[list[FoldedConv], FoldedConv | None]:
-    convs = [
-        FoldedConv.of(getattr(block, f"conv{i}"), getattr(block, f"bn{i}"), dtype)
-        for i in (1, 2, 3)
-        if hasattr(block, f"conv{i}")
-    ]
-    down = block.downsample
-    return convs, None if down is None else FoldedConv.of(down[0], down[1], dtype)  # type: ignore[index]

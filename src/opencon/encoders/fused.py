@@ -17,19 +17,12 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from opencon.encoders.folding import padded
 from opencon.encoders.norm_kernel import WIDE, gradient, gradient_sums, normalize, statistics
-from opencon.encoders.resnet import Block, ResNet
-
-
-class Unit(NamedTuple):
-    """A convolution and the batch norm behind it."""
-
-    conv: nn.Conv2d
-    norm: nn.BatchNorm2d
+from opencon.encoders.resnet import ResNet, Unit
 
 
 class Passed(NamedTuple):
@@ -49,7 +42,7 @@ class FusedResNet:
         pools = hasattr(resnet.stem, "maxpool")
         self.before = resnet.stem if pools else None  # a stem that pools is left as it is
         self.stem = None if pools else Unit(resnet.stem.conv1, resnet.stem.bn1)  # type: ignore[arg-type]
-        self.blocks = [_units(block) for name in resnet.stages[1:] for block in getattr(resnet, name)]
+        self.blocks = [block.units() for name in resnet.stages[1:] for block in getattr(resnet, name)]
         self.units = [] if self.stem is None else [self.stem]  # in the order of the forward pass
         for branch, down in self.blocks:
             self.units += branch if down is None else [down, *branch]
@@ -152,11 +145,3 @@ class _Stages(torch.autograd.Function):
         of_weights = [torch.empty_like(w, dtype=dtype) for w in found]
         torch._foreach_copy_(of_weights, found)
         return None, of_x, *(g for w, (gain, bias) in zip(of_weights, of_norms, strict=True) for g in (w, gain, bias))
-
-
-def _units(block: Block) -> tuple[list[Unit], Unit | None]:
-    """The branch of a block, and what is in its shortcut."""
-    names = [i for i in (1, 2, 3) if hasattr(block, f"conv{i}")]
-    branch = [Unit(getattr(block, f"conv{i}"), getattr(block, f"bn{i}")) for i in names]
-    down = block.downsample
-    return branch, None if down is None else Unit(down[0], down[1])  # type: ignore[index]

@@ -6,6 +6,7 @@ Names inside a stage are torchvision's (`layer1.0.conv1`, `layer2.0.downsample.0
 from __future__ import annotations
 
 from collections import OrderedDict
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -24,6 +25,13 @@ def conv(before: int, after: int, kernel: int, stride: int = 1) -> nn.Conv2d:
     return nn.Conv2d(before, after, kernel, stride=stride, padding=kernel // 2, bias=False)
 
 
+class Unit(NamedTuple):
+    """A convolution and the batch norm behind it."""
+
+    conv: nn.Conv2d
+    norm: nn.BatchNorm2d
+
+
 class Block(nn.Module):
     """A residual block: ReLU(branch(x) + shortcut(x))."""
 
@@ -39,6 +47,12 @@ class Block(nn.Module):
     def branch(self, x: Tensor) -> Tensor:
         """What is added to the shortcut."""
         raise NotImplementedError
+
+    def units(self) -> tuple[list[Unit], Unit | None]:
+        """Those of the branch, and the one in the shortcut."""
+        numbers = [i for i in (1, 2, 3) if hasattr(self, f"conv{i}")]
+        branch = [Unit(getattr(self, f"conv{i}"), getattr(self, f"bn{i}")) for i in numbers]
+        return branch, None if self.downsample is None else Unit(*self.downsample.children())  # type: ignore[arg-type]
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, channels, H, W) -> (B, width * expansion, H / stride, W / stride)."""
