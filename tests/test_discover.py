@@ -409,10 +409,24 @@ def test_a_class_whose_photos_are_all_broken(capsys, photos, tmp_path):
 
 @pytest.mark.parametrize(
     "given",
-    [(), ("--labeled", "a"), ("--labeled", "a", "--unlabeled", "b", "--manifest", "c"), ("a",), ("--labels", "a.csv")],
+    [(), ("--labeled", "a"), ("--labeled", "a", "--unlabeled", "b", "--manifest", "c"), ("--labels", "a.csv")],
 )
 def test_ways_to_give_photos_that_are_not_one_way(capsys, given):
     assert "say where the photos are in one of these ways" in refused(capsys, "discover", *given)
+
+
+def test_a_folder_alone(capsys, originals, tmp_path):
+    """Its parts can have the names of the options; else it takes a word about what is known."""
+    message = refused(capsys, "discover", originals)
+    assert f"{originals} alone does not say which classes you know" in message
+    assert f"--labeled known/ --unlabeled {originals}" in message
+    assert "nowhere does not exist" in refused(capsys, "discover", tmp_path / "nowhere")
+    shutil.copytree(originals / "known", tmp_path / "labeled")
+    assert "alone does not say" in refused(capsys, "discover", tmp_path)
+    shutil.copytree(originals / "pile", tmp_path / "unlabeled")
+    told = works(capsys, "discover", tmp_path, "--dry-run").out
+    assert "50: 12 labeled in 3 classes" in told
+    assert "38 unlabeled" in told
 
 
 @pytest.mark.parametrize("novel", ["some", "-1", "2.5"])

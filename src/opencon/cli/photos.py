@@ -25,7 +25,12 @@ CACHE = Path("~/.cache/opencon/features")
 MOST_PROBLEMS = 10  # photos that cannot be read and are named one by one
 BARS = {"looking": "looking at photos", "learning": "learning", "fine-tuning": "fine-tuning", "writing": "writing"}
 
-Folder = Annotated[Path | None, typer.Argument(metavar="[PHOTOS]", help="A folder of photos, with --labels.")]
+Folder = Annotated[
+    Path | None,
+    typer.Argument(
+        metavar="[PHOTOS]", help="A folder of photos, with --labels; or one that has labeled/ and unlabeled/ in it."
+    ),
+]
 Labeled = Annotated[Path | None, typer.Option("--labeled", help="A folder with one sub-folder per class.")]
 Unlabeled = Annotated[Path | None, typer.Option("--unlabeled", help="A folder with the other photos.")]
 Labels = Annotated[
@@ -262,9 +267,11 @@ def export(
 def find_photos(
     folder: Path | None, labeled: Path | None, unlabeled: Path | None, labels: Path | None, manifest: Path | None
 ) -> Photos:
-    """The photos by one of the three ways to give them."""
-    from opencon.data.photos import from_table, from_two_folders
+    """The photos by one of the ways to give them."""
+    from opencon.data.photos import from_one_folder, from_table, from_two_folders
 
+    if folder is not None and labeled is unlabeled is labels is manifest is None:
+        return from_one_folder(folder)
     ways = {
         "--labeled DIR --unlabeled DIR": (labeled, unlabeled),
         "PHOTOS --labels TABLE": (folder, labels),

@@ -77,6 +77,19 @@ def from_two_folders(labeled: Path, unlabeled: Path) -> Photos:
     return Photos(paths, labels, listing.class_names, common_root(labeled, unlabeled), listing.problems)
 
 
+def from_one_folder(folder: Path) -> Photos:
+    """Photos in a folder whose parts are called labeled (one sub-folder per class) and unlabeled."""
+    folder = folder.expanduser()
+    folder_images(folder)  # refuses one without any
+    labeled, unlabeled = folder / "labeled", folder / "unlabeled"
+    if not (labeled.is_dir() and unlabeled.is_dir()):
+        raise DataError(
+            f"{printable(folder)} alone does not say which classes you know. Put a few photos of each into a folder of its "
+            f"own (known/cat/, known/dog/) and say --labeled known/ --unlabeled {printable(folder)}; or give --labels TABLE."
+        )
+    return from_two_folders(labeled, unlabeled)
+
+
 def from_table(table: Path, folder: Path | None = None) -> Photos:
     """Rows `path,label` (CSV, TSV or JSON lines), an empty label for none; paths start at `folder`, else at the table's.
 
