@@ -96,15 +96,43 @@ def test_no_second_derivative_is_promised(fused):
         slope.square().sum().backward()
 
 
-def test_a_step_without_gradients_follows_the_statistics(fused):
+def test_weights_that_stand_in_for_those_of_the_network(fused):
+    """Backward, too, they are those of the forward pass, whatever the modules hold by then."""
+    net, x = network().double(), images(4, 16).double()
+    other = {name: (1.5 * p.detach()).requires_grad_() for name, p in net.named_parameters()}
+    grads = []
+    for forward in (lambda: plain(net, x), lambda: fused.FusedResNet(net)(x)):
+        net.forward = lambda forward=forward: net.pool(forward())  # functional_call knows no other
+        out = torch.func.functional_call(net, other, ())
+        grads.append(torch.autograd.grad(out.square().sum(), list(other.values())))
+    for name, a, b in zip(other, *grads, strict=True):
+        torch.testing.assert_close(b, a, atol=1e-9 * float(a.abs().max()), rtol=0, msg=name)
+
+
+def test_weights_that_change_before_the_backward_pass_are_noticed(fused):
     net = network()
-    other = copy.deepcopy(net)
+    out = fused.FusedResNet(net)(images(4, 16)).sum()
     with torch.no_grad():
-        torch.testing.assert_close(
-            fused.FusedResNet(other)(images(4, 16)), plain(net, images(4, 16)), atol=1e-3, rtol=0
-        )
+        net.layer2[0].bn1.weight.mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        out.backward()
+
+
+def test_without_gradients_nothing_is_kept_but_the_statistics(fused, monkeypatch):
+    net = network()
+    other, kept = copy.deepcopy(net), []
+    monkeypatch.setattr(fused, "Passed", lambda *tensors: kept.append(tensors))
+    with torch.no_grad():
+        fast = fused.FusedResNet(other)(images(4, 16))
+        torch.testing.assert_close(fast, plain(net, images(4, 16)), atol=1e-3, rtol=0)
+    assert kept == []
     assert int(other.stem.bn1.num_batches_tracked) == 1
     torch.testing.assert_close(other.layer4[0].bn2.running_var, net.layer4[0].bn2.running_var, atol=1e-5, rtol=1e-4)
+
+
+def test_images_that_want_a_gradient_are_refused(fused):
+    with pytest.raises(AssertionError, match="images get no gradient"):
+        fused.FusedResNet(network())(images(4, 16).requires_grad_())
 
 
 # --- where it is used --------------------------------------------------------------------------------------------------
@@ -119,9 +147,11 @@ def test_it_is_used_where_everything_learns_and_there_are_kernels(fused, monkeyp
     assert net.fused is None
     net.fuse()
     assert net.fused is None
-    narrow = network(width=16)
-    narrow.fuse()
-    assert narrow.fused is None
+    averaging = network()
+    averaging.layer3[0].bn1.momentum = None
+    for other in (network(width=16), network().double(), averaging):
+        other.fuse()
+        assert other.fused is None
     monkeypatch.setattr(resnet, "has_triton", lambda: False)
     net.freeze("all")
     net.fuse()

@@ -17,7 +17,15 @@ from opencon.experiments.run import Callbacks, assemble, build_loader, prepare
 from opencon.optim import build_optimizer
 from opencon.runtime import seeded
 from opencon.trainer import fit
-from tests.kernel_check import NORMS, PROTOTYPES, VIEWS, check_norm, check_prototypes, check_views
+from tests.kernel_check import (
+    NORMS,
+    PROTOTYPES,
+    VIEWS,
+    check_norm,
+    check_not_a_number,
+    check_prototypes,
+    check_views,
+)
 
 pytestmark = pytest.mark.gpu
 CUDA = torch.device("cuda")
@@ -48,6 +56,10 @@ def test_view_kernel_equals_the_plain_views(size, source, settings):
 @pytest.mark.parametrize(("images", "channels", "side", "number", "how"), NORMS)
 def test_norm_kernels_equal_their_definitions(images, channels, side, number, how):
     check_norm(images, channels, side, number, how, device=CUDA)
+
+
+def test_norm_kernels_keep_what_is_not_a_number():
+    check_not_a_number(device=CUDA)
 
 
 @pytest.mark.parametrize("channels", [64, 512])

@@ -22,31 +22,31 @@ def normalized(x, stats):
     return (x.double() - per_channel(stats[0])) * per_channel(stats[1])
 
 
-def before_relu(x, stats, norm):
-    return normalized(x, stats) * per_channel(norm.weight) + per_channel(norm.bias)
+def before_relu(x, stats, gain, bias):
+    return normalized(x, stats) * per_channel(gain) + per_channel(bias)
 
 
-def normalize(x, stats, norm, shortcut, *, relu):
-    y = before_relu(x, stats, norm)
+def normalize(x, stats, gain, bias, shortcut, *, relu):
+    y = before_relu(x, stats, gain, bias)
     if shortcut is not None:
         y = y + shortcut.double()
     return (y.relu() if relu else y).to(x.dtype)
 
 
-def gradient_sums(grads, x, y, stats, norm, *, relu, keep):
+def gradient_sums(grads, x, y, stats, gain, bias, *, relu, keep):
     g = sum(g.double() for g in grads)
     if keep:
         g = torch.where(y > 0, g, 0.0)
     elif relu:
-        g = torch.where(before_relu(x, stats, norm) > 0, g, 0.0)
-    of_norm = torch.stack([(g * normalized(x, stats)).sum((0, 2, 3)), g.sum((0, 2, 3))]).to(norm.weight.dtype)
+        g = torch.where(before_relu(x, stats, gain, bias) > 0, g, 0.0)
+    of_norm = torch.stack([(g * normalized(x, stats)).sum((0, 2, 3)), g.sum((0, 2, 3))]).to(gain.dtype)
     return of_norm, g.to(x.dtype) if keep else grads[0]
 
 
-def gradient(g, x, stats, norm, of_parameters, *, relu):
+def gradient(g, x, stats, gain, bias, of_parameters, *, relu):
     rows = x.numel() // x.shape[1]
     g = g.double()
     if relu:
-        g = torch.where(before_relu(x, stats, norm) > 0, g, 0.0)
+        g = torch.where(before_relu(x, stats, gain, bias) > 0, g, 0.0)
     of_gain, of_bias = (per_channel(t) / rows for t in of_parameters)
-    return (per_channel(norm.weight * stats[1]) * (g - of_bias - normalized(x, stats) * of_gain)).to(x.dtype)
+    return (per_channel(gain * stats[1]) * (g - of_bias - normalized(x, stats) * of_gain)).to(x.dtype)

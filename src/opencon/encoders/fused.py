@@ -32,6 +32,8 @@ class Passed(NamedTuple):
     weight: Tensor  # of the convolution, in the precision that is computed in
     c: Tensor  # convolved
     stats: Tensor  # (2, C)
+    gain: Tensor
+    bias: Tensor
     y: Tensor
 
 
@@ -49,38 +51,53 @@ class FusedResNet:
 
     @property
     def fits(self) -> bool:
-        """Whether the kernels can take its channels."""
-        return all(unit.norm.num_features % WIDE == 0 for unit in self.units)
+        """Whether the kernels can take it."""
+        norms = [unit.norm for unit in self.units]
+        usual = all(n.track_running_stats and n.momentum is not None and n.weight.dtype == torch.float32 for n in norms)
+        return usual and all(n.num_features % WIDE == 0 for n in norms)
 
     @torch.compiler.disable  # type: ignore[untyped-decorator, unused-ignore]
     def __call__(self, x: Tensor) -> Tensor:
         """(B, 3, H, W), normalized -> the output of the last stage."""
+        assert self.stem is None or not x.requires_grad, "images get no gradient"
         if self.before is not None:
             x = self.before(x)
+        if not torch.is_grad_enabled():
+            return self.forward(x, None)
         parameters = [p for unit in self.units for p in (unit.conv.weight, unit.norm.weight, unit.norm.bias)]
         y: Tensor = _Stages.apply(self, x, *parameters)  # type: ignore[no-untyped-call]
         return y
 
-    def forward(self, x: Tensor, weights: list[Tensor]) -> list[Passed]:
-        """What every unit has passed, in their order."""
-        tape: list[Passed] = []
+    def forward(self, x: Tensor, tape: list[Passed] | None) -> Tensor:
+        """The output of the last unit; what each has passed goes onto the tape, if there is one."""
+        kind = x.device.type
+        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+        exact = [unit.conv.weight.detach() for unit in self.units]
+        weights = [torch.empty_like(w, dtype=dtype) for w in exact]
+        torch._foreach_copy_(weights, exact)  # all in one launch, where their precision allows it
+        x = x.to(dtype)
+        if self.stem is not None:
+            x, weights[0] = padded(x), padded(weights[0])
+        left = iter(weights)
 
         def run(unit: Unit, x: Tensor, shortcut: Tensor | None = None, *, relu: bool = True) -> Tensor:
-            weight = weights[len(tape)]
+            weight, gain, bias = next(left), unit.norm.weight, unit.norm.bias
             c = F.conv2d(x, weight, None, unit.conv.stride, unit.conv.padding)
             stats = statistics(c, unit.norm)
-            y = normalize(c, stats, unit.norm, shortcut, relu=relu)
-            tape.append(Passed(x, weight, c, stats, y))
+            y = normalize(c, stats, gain, bias, shortcut, relu=relu)
+            if tape is not None:
+                tape.append(Passed(x, weight, c, stats, gain, bias, y))
             return y
 
-        if self.stem is not None:
-            x = run(self.stem, x)
-        for branch, down in self.blocks:
-            shortcut = x if down is None else run(down, x, relu=False)
-            for unit in branch[:-1]:
-                x = run(unit, x)
-            x = run(branch[-1], x, shortcut)
-        return tape
+        with torch.autocast(kind, enabled=False):
+            if self.stem is not None:
+                x = run(self.stem, x)
+            for branch, down in self.blocks:
+                shortcut = x if down is None else run(down, x, relu=False)
+                for unit in branch[:-1]:
+                    x = run(unit, x)
+                x = run(branch[-1], x, shortcut)
+        return x
 
     def backward(self, tape: list[Passed], g: Tensor) -> tuple[Tensor | None, list[Tensor], list[Tensor]]:
         """The gradients of x (None for images), of the convolutions' weights, and (2, C) of gain and bias of the norms."""
@@ -89,9 +106,9 @@ class FusedResNet:
 
         def run(unit: Unit, grads: list[Tensor], *, relu: bool = True, keep: bool = False) -> tuple[Tensor, Tensor]:
             """One or two gradients of y -> that of x, and that of the shortcut."""
-            x, weight, c, stats, y = tape[-1 - len(norms)]
-            of_norm, g = gradient_sums(grads, c, y, stats, unit.norm, relu=relu, keep=keep)
-            g_c = gradient(g, c, stats, unit.norm, of_norm, relu=relu and not keep)
+            x, weight, c, stats, gain, bias, y = tape[-1 - len(norms)]
+            of_norm, g = gradient_sums(grads, c, y, stats, gain, bias, relu=relu, keep=keep)
+            g_c = gradient(g, c, stats, gain, bias, of_norm, relu=relu and not keep)
             wanted = [unit is not self.stem, True, False]
             g_x, g_weight, _ = torch.ops.aten.convolution_backward(
                 g_c, x, weight, None, unit.conv.stride, unit.conv.padding, (1, 1), False, (0, 0), 1, wanted
@@ -110,6 +127,8 @@ class FusedResNet:
             grads = [g_x, g_shortcut]
         if self.stem is not None:
             run(self.stem, grads, keep=True)
+            of_image = weights[0][:, : self.stem.conv.in_channels]  # not of the padding
+            weights[0] = of_image.contiguous(memory_format=torch.channels_last)
             return None, weights, norms
         return grads[0] + grads[1], weights, norms
 
@@ -119,18 +138,11 @@ class _Stages(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, network: FusedResNet, x: Tensor, *parameters: Tensor) -> Tensor:
-        kind = x.device.type
-        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
-        weights = [torch.empty_like(p, dtype=dtype) for p in parameters[::3]]
-        torch._foreach_copy_(weights, parameters[::3])  # all in one launch, where their precision allows it
-        x = x.to(dtype)
-        if network.stem is not None:
-            x, weights[0] = padded(x), padded(weights[0])
-        with torch.autocast(kind, enabled=False):
-            tape = network.forward(x, weights)
-        ctx.network = network
+        tape: list[Passed] = []
+        y = network.forward(x, tape)
+        ctx.network, ctx.dtype = network, parameters[0].dtype
         ctx.save_for_backward(*(t for passed in tape for t in passed))
-        return tape[-1].y
+        return y
 
     @staticmethod
     @once_differentiable  # type: ignore[untyped-decorator, unused-ignore]
@@ -138,10 +150,6 @@ class _Stages(torch.autograd.Function):
         saved, size = ctx.saved_tensors, len(Passed._fields)
         tape = [Passed(*saved[i : i + size]) for i in range(0, len(saved), size)]
         of_x, found, of_norms = ctx.network.backward(tape, g)
-        if ctx.network.stem is not None:
-            of_image = found[0][:, : ctx.network.stem.conv.in_channels]
-            found[0] = of_image.contiguous(memory_format=torch.channels_last)
-        dtype = ctx.network.units[0].conv.weight.dtype
-        of_weights = [torch.empty_like(w, dtype=dtype) for w in found]
+        of_weights = [torch.empty_like(w, dtype=ctx.dtype) for w in found]
         torch._foreach_copy_(of_weights, found)
         return None, of_x, *(g for w, (gain, bias) in zip(of_weights, of_norms, strict=True) for g in (w, gain, bias))

@@ -68,7 +68,8 @@ def _statistics(  # type: ignore[no-untyped-def]
     C: tl.constexpr, WIDE: tl.constexpr, TALL: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
     channel = tl.program_id(1) * WIDE + tl.arange(0, WIDE)
-    center = tl.load(running_mean_ptr + channel)  # sums around it do not cancel where a mean is far from zero
+    before = tl.load(running_mean_ptr + channel)
+    center = tl.where(tl.abs(before) < 1e30, before, 0.0)  # sums around it do not cancel where a mean is far from zero
     total = tl.zeros((TALL, WIDE), tl.float32)
     squares = tl.zeros((TALL, WIDE), tl.float32)
     for tile in tl.range(tl.program_id(0), tl.cdiv(rows, TALL), tl.num_programs(0), num_stages=AHEAD):
@@ -80,10 +81,11 @@ def _statistics(  # type: ignore[no-untyped-def]
     is_last, first, second = _gathered(tl.sum(total, 0), tl.sum(squares, 0), parts_ptr, tickets_ptr, C, WIDE)
     if is_last:
         shift = first / rows
-        var = tl.maximum(second / rows - shift * shift, 0.0)
-        tl.store(stats_ptr + channel, center + shift)
+        mean, var = center + shift, second / rows - shift * shift
+        var = tl.where(var < 0, 0.0, var)
+        tl.store(stats_ptr + channel, mean)
         tl.store(stats_ptr + C + channel, 1.0 / tl.sqrt(var + eps))
-        tl.store(running_mean_ptr + channel, center + momentum * shift)
+        tl.store(running_mean_ptr + channel, before + momentum * (mean - before))
         before = tl.load(running_var_ptr + channel)
         tl.store(running_var_ptr + channel, before + momentum * (var * (rows / (rows - 1.0)) - before))
         if tl.program_id(1) == 0:
@@ -104,7 +106,7 @@ def _normalize(  # type: ignore[no-untyped-def]
     if ADDS:
         y += tl.load(shortcut_ptr + place, mask=exists).to(tl.float32)
     if RELU:
-        y = tl.maximum(y, 0.0)
+        y = tl.where(y < 0, 0.0, y)  # unlike a maximum, it keeps NaN
     tl.store(y_ptr + place, y, mask=exists)
 
 
@@ -160,9 +162,14 @@ def _gradient(  # type: ignore[no-untyped-def]
 
 
 @functools.cache
-def _tickets(device: torch.device, tiles: int) -> Tensor:
-    """Zeros that every use leaves as zeros."""
+def _tickets(device: torch.device, tiles: int, stream: int) -> Tensor:
+    """Zeros that every use leaves as zeros. Streams have their own: on two of them kernels could run at once."""
     return torch.zeros(tiles, dtype=torch.int32, device=device)
+
+
+def _ahead(x: Tensor) -> int:
+    """How far to ask ahead: so that what has come also fits into the shared memory of smaller GPUs."""
+    return AHEAD if x.element_size() == 2 else 3
 
 
 def _sizes(x: Tensor) -> tuple[int, int]:
@@ -177,7 +184,8 @@ def _summing(x: Tensor) -> tuple[tuple[int, int], Tensor, Tensor]:
     tiles = channels // WIDE
     programs = min(max(1, SUMMING // tiles), triton.cdiv(rows, TALL))
     parts = torch.empty(programs, 2, channels, device=x.device)
-    return (programs, tiles), parts, _tickets(x.device, tiles)
+    stream = torch.cuda.current_stream(x.device).cuda_stream if x.is_cuda else 0
+    return (programs, tiles), parts, _tickets(x.device, tiles, stream)
 
 
 def statistics(x: Tensor, norm: nn.BatchNorm2d) -> Tensor:
@@ -188,24 +196,25 @@ def statistics(x: Tensor, norm: nn.BatchNorm2d) -> Tensor:
     stats = torch.empty(2, channels, device=x.device)
     _statistics[grid](
         x, stats, norm.running_mean, norm.running_var, norm.num_batches_tracked, parts, tickets,
-        rows, norm.eps, norm.momentum, channels, WIDE, TALL, AHEAD,
+        rows, norm.eps, norm.momentum, channels, WIDE, TALL, _ahead(x),
     )  # fmt: skip
     return stats
 
 
-def normalize(x: Tensor, stats: Tensor, norm: nn.BatchNorm2d, shortcut: Tensor | None, *, relu: bool) -> Tensor:
+def normalize(x: Tensor, stats: Tensor, gain: Tensor, bias: Tensor, shortcut: Tensor | None, *, relu: bool) -> Tensor:
     """Batch norm, plus a shortcut if there is one, and ReLU if wanted."""
     rows, channels = _sizes(x)
+    assert shortcut is None or _sizes(shortcut) == (rows, channels)
     y = torch.empty_like(x)
     _normalize[(triton.cdiv(rows, TALL), channels // WIDE)](
-        x, x if shortcut is None else shortcut, y, stats, norm.weight, norm.bias, rows,
+        x, x if shortcut is None else shortcut, y, stats, gain, bias, rows,
         channels, WIDE, TALL, shortcut is not None, relu,
     )  # fmt: skip
     return y
 
 
 def gradient_sums(
-    grads: list[Tensor], x: Tensor, y: Tensor, stats: Tensor, norm: nn.BatchNorm2d, *, relu: bool, keep: bool
+    grads: list[Tensor], x: Tensor, y: Tensor, stats: Tensor, gain: Tensor, bias: Tensor, *, relu: bool, keep: bool
 ) -> tuple[Tensor, Tensor]:
     """(2, C): the gradients of gain and bias; and the gradient that goes on.
 
@@ -216,22 +225,24 @@ def gradient_sums(
     """
     rows, channels = _sizes(x)
     assert keep or len(grads) == 1
-    assert all(g.is_contiguous(memory_format=torch.channels_last) for g in grads)
+    assert all(_sizes(t) == (rows, channels) for t in (y, *grads))
     grid, parts, tickets = _summing(x)
     of_parameters = torch.empty(2, channels, device=x.device)
     kept = torch.empty_like(x) if keep else grads[0]
     _gradient_sums[grid](
-        grads[0], grads[-1], x, y, kept, stats, norm.weight, norm.bias, of_parameters, parts, tickets, rows,
-        channels, WIDE, TALL, AHEAD, len(grads) == 2, keep, relu,
+        grads[0], grads[-1], x, y, kept, stats, gain, bias, of_parameters, parts, tickets, rows,
+        channels, WIDE, TALL, _ahead(x), len(grads) == 2, keep, relu,
     )  # fmt: skip
     return of_parameters, kept
 
 
-def gradient(g: Tensor, x: Tensor, stats: Tensor, norm: nn.BatchNorm2d, of_parameters: Tensor, *, relu: bool) -> Tensor:
+def gradient(
+    g: Tensor, x: Tensor, stats: Tensor, gain: Tensor, bias: Tensor, of_parameters: Tensor, *, relu: bool
+) -> Tensor:
     """The gradient of x, from that of the norm's output (of what its ReLU made of it, with `relu`)."""
     rows, channels = _sizes(x)
     out = torch.empty_like(x)
     _gradient[(triton.cdiv(rows, TALL), channels // WIDE)](
-        g, x, out, stats, norm.weight, norm.bias, of_parameters, rows, channels, WIDE, TALL, relu
+        g, x, out, stats, gain, bias, of_parameters, rows, channels, WIDE, TALL, relu
     )
     return out
