@@ -175,12 +175,14 @@ def test_folded_captured_and_compiled_equals_plain():
 
 def test_fused_captured_and_compiled_equals_plain():
     off = ["train.compile=false", "train.capture=false", "train.kernels=false"]
-    slow = "train.lr=0.002"  # at a higher rate, rounding alone drives two runs apart
+    slow = (
+        "train.lr=0.002"  # rounding then moves losses by 2e-4 and 6e-4, an encoder that learns nothing by 1e-2 and 5e-2
+    )
     plain, _ = trained(bench=cifar_like(*off, slow, recipe="simclr/cifar100"))
     bench = cifar_like(slow, recipe="simclr/cifar100")
     assert bench.method.embedder.encoder.fused is not None
     fast, _ = trained(bench=bench)
-    for a, b, tolerance in zip(plain[:2], fast[:2], (1e-2, 5e-2), strict=True):
+    for a, b, tolerance in zip(plain[:2], fast[:2], (3e-3, 1e-2), strict=True):
         assert b["loss"] == pytest.approx(a["loss"], rel=tolerance)
 
 
