@@ -41,6 +41,15 @@ def _channels(ptr, C: tl.constexpr, WIDE: tl.constexpr):  # type: ignore[no-unty
 
 
 @triton.jit  # type: ignore[untyped-decorator, unused-ignore]
+def _affine(stats_ptr, gain_ptr, bias_ptr, C: tl.constexpr, WIDE: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Mean and reciprocal deviation of this program's channels; and the norm as x * scale + shift."""
+    channel = tl.program_id(1) * WIDE + tl.arange(0, WIDE)
+    mean, rstd = _channels(stats_ptr, C, WIDE)
+    scale = tl.load(gain_ptr + channel) * rstd
+    return mean, rstd, scale, tl.load(bias_ptr + channel) - mean * scale
+
+
+@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
 def _gathered(  # type: ignore[no-untyped-def]
     first, second, parts_ptr, tickets_ptr, C: tl.constexpr, WIDE: tl.constexpr
 ):
@@ -97,10 +106,7 @@ def _normalize(  # type: ignore[no-untyped-def]
     x_ptr, shortcut_ptr, y_ptr, stats_ptr, gain_ptr, bias_ptr, rows,
     C: tl.constexpr, WIDE: tl.constexpr, TALL: tl.constexpr, ADDS: tl.constexpr, RELU: tl.constexpr,
 ):  # fmt: skip
-    channel = tl.program_id(1) * WIDE + tl.arange(0, WIDE)
-    mean, rstd = _channels(stats_ptr, C, WIDE)
-    scale = tl.load(gain_ptr + channel) * rstd
-    shift = tl.load(bias_ptr + channel) - mean * scale
+    _, _, scale, shift = _affine(stats_ptr, gain_ptr, bias_ptr, C, WIDE)
     place, exists = _tile(tl.program_id(0) * TALL, rows, C, WIDE, TALL)
     y = tl.load(x_ptr + place, mask=exists).to(tl.float32) * scale[None, :] + shift[None, :]
     if ADDS:
@@ -116,10 +122,7 @@ def _gradient_sums(  # type: ignore[no-untyped-def]
     C: tl.constexpr, WIDE: tl.constexpr, TALL: tl.constexpr, AHEAD: tl.constexpr,
     MORE: tl.constexpr, KEEPS: tl.constexpr, RELU: tl.constexpr,
 ):  # fmt: skip
-    channel = tl.program_id(1) * WIDE + tl.arange(0, WIDE)
-    mean, rstd = _channels(stats_ptr, C, WIDE)
-    scale = tl.load(gain_ptr + channel) * rstd
-    shift = tl.load(bias_ptr + channel) - mean * scale
+    mean, rstd, scale, shift = _affine(stats_ptr, gain_ptr, bias_ptr, C, WIDE)
     total = tl.zeros((TALL, WIDE), tl.float32)
     along = tl.zeros((TALL, WIDE), tl.float32)
     for tile in tl.range(tl.program_id(0), tl.cdiv(rows, TALL), tl.num_programs(0), num_stages=AHEAD):
@@ -137,6 +140,7 @@ def _gradient_sums(  # type: ignore[no-untyped-def]
         along += g * (x - mean[None, :])
     is_last, first, second = _gathered(tl.sum(total, 0), tl.sum(along, 0), parts_ptr, tickets_ptr, C, WIDE)
     if is_last:
+        channel = tl.program_id(1) * WIDE + tl.arange(0, WIDE)
         tl.store(grads_ptr + channel, second * rstd)
         tl.store(grads_ptr + C + channel, first)
 
@@ -146,15 +150,12 @@ def _gradient(  # type: ignore[no-untyped-def]
     g_ptr, x_ptr, out_ptr, stats_ptr, gain_ptr, bias_ptr, grads_ptr, rows,
     C: tl.constexpr, WIDE: tl.constexpr, TALL: tl.constexpr, RELU: tl.constexpr,
 ):  # fmt: skip
-    channel = tl.program_id(1) * WIDE + tl.arange(0, WIDE)
-    mean, rstd = _channels(stats_ptr, C, WIDE)
+    mean, rstd, scale, shift = _affine(stats_ptr, gain_ptr, bias_ptr, C, WIDE)
     gain_grad, bias_grad = _channels(grads_ptr, C, WIDE)
-    scale = tl.load(gain_ptr + channel) * rstd
     place, exists = _tile(tl.program_id(0) * TALL, rows, C, WIDE, TALL)
     g = tl.load(g_ptr + place, mask=exists).to(tl.float32)
     x = tl.load(x_ptr + place, mask=exists).to(tl.float32)
     if RELU:
-        shift = tl.load(bias_ptr + channel) - mean * scale
         g = tl.where(x * scale[None, :] + shift[None, :] > 0, g, 0.0)
     slope = gain_grad * rstd / rows
     out = scale[None, :] * (g - (bias_grad / rows)[None, :] - (x - mean[None, :]) * slope[None, :])
