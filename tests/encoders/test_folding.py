@@ -3,6 +3,7 @@ import torch
 from torch import nn
 
 from opencon.encoders import ENCODERS
+from opencon.encoders.folding import padded
 from opencon.runtime import seeded
 
 
@@ -75,3 +76,14 @@ def test_new_or_moved_weights_forget_the_folded_form(change):
     encoder.fold(torch.float32)
     change(encoder)
     assert encoder.folded is None
+
+
+def test_channels_are_filled_up_to_whole_groups():
+    """Results are the same without: tensor cores would only be left idle."""
+    image, wide = torch.randn(2, 3, 4, 4), torch.randn(2, 64, 4, 4)
+    filled = padded(image)
+    assert filled.shape == (2, 8, 4, 4)
+    assert torch.equal(filled[:, :3], image)
+    assert not filled[:, 3:].any()
+    assert torch.equal(padded(wide), wide)
+    assert all(t.is_contiguous(memory_format=torch.channels_last) for t in (filled, padded(wide)))
