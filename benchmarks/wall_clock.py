@@ -3,12 +3,14 @@
 python benchmarks/wall_clock.py cifar100 --data FOLDER --weights FILE [--set train.epochs=2] [--quick]
 
 The first run (seed 0) has empty cache folders of its own for torch.compile and Triton, the second (seed 1) finds what the
-first left there. Nothing else differs.
+first left there. Nothing else differs. Whether PyTorch lies there as bytecode, as pip leaves it, is written down: where it
+does not, Python compiles its source at every start, which takes ten seconds.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import os
 import statistics
@@ -18,6 +20,8 @@ import tempfile
 import time
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from measure import save
 from opencon.runtime import pick_device
@@ -61,7 +65,8 @@ def main() -> None:
         words += [f"--{flag}", getattr(args, flag)] if getattr(args, flag) else []
     for setting in [*args.settings, *(["train.epochs=2"] if args.quick else [])]:
         words += ["--set", setting]
-    result: dict[str, Any] = {"recipe": args.recipe, "settings": args.settings}
+    has_bytecode = Path(importlib.util.cache_from_source(torch.__file__)).exists()
+    result: dict[str, Any] = {"recipe": args.recipe, "settings": args.settings, "has_bytecode": has_bytecode}
     with tempfile.TemporaryDirectory() as folder:
         runs = args.out or Path(folder, "runs")
         for seed, cache in enumerate(("cold", "warm")):

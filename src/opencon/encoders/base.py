@@ -6,7 +6,6 @@ Letters: B images in a batch, F features.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from contextlib import nullcontext
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
@@ -46,17 +45,20 @@ class Encoder(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, channels, H, W), normalized -> (B, F)."""
+        with torch.no_grad():
+            x = self._frozen(x)
         if self.fused is not None and self.training and x.is_cuda:
             return self.pool(self.fused(x))
-        first = 0
-        if self.folded is not None:
-            with torch.no_grad():
-                x = self.folded(x)
-            first = self.num_frozen
-        for index, name in enumerate(self.stages[first:], start=first):
-            with torch.no_grad() if index < self.num_frozen else nullcontext():
-                x = getattr(self, name)(x)
+        for name in self.stages[self.num_frozen :]:
+            x = getattr(self, name)(x)
         return self.pool(x)
+
+    def _frozen(self, x: Tensor) -> Tensor:
+        if self.folded is not None:
+            return self.folded(x)
+        for name in self.stages[: self.num_frozen]:
+            x = getattr(self, name)(x)
+        return x
 
     def fold(self, dtype: torch.dtype) -> None:
         """Prepare a faster form of the frozen stages, if this encoder has one. Call it once their weights are final."""

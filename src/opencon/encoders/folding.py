@@ -10,13 +10,13 @@ What is left is convolution + bias (+ shortcut) + ReLU, which cuDNN computes in 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from opencon.encoders.resnet import ResNet
+from opencon.encoders.resnet import ResNet, Unit
 
 CHANNEL_GROUP = 8  # tensor cores read channels in eights
 
@@ -37,8 +37,9 @@ class FoldedConv:
     padding: tuple[int, ...]
 
     @classmethod
-    def of(cls, conv: nn.Conv2d, norm: nn.BatchNorm2d, dtype: torch.dtype) -> FoldedConv:
-        """Fold `norm` into `conv`; the weights keep the memory format of `conv`."""
+    def of(cls, unit: Unit, dtype: torch.dtype) -> FoldedConv:
+        """Fold the norm of `unit` into its convolution."""
+        conv, norm = unit
         assert norm.running_mean is not None
         assert norm.running_var is not None
         gain = norm.weight * torch.rsqrt(norm.running_var + norm.eps)  # (out channels,)
@@ -49,13 +50,13 @@ class FoldedConv:
         return cls(weight, bias.to(dtype), conv.stride, conv.padding)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Without activation."""
-        return F.conv2d(x, self.weight, self.bias, self.stride, self.padding)
+        """Without bias and activation."""
+        return F.conv2d(x, self.weight, None, self.stride, self.padding)
 
     def relu(self, x: Tensor, shortcut: Tensor | None = None) -> Tensor:
         """ReLU of the result, after adding the shortcut if there is one."""
         if not x.is_cuda:
-            y = self(x)
+            y = F.conv2d(x, self.weight, self.bias, self.stride, self.padding)
             return F.relu(y if shortcut is None else y + shortcut)
         none = x.new_empty(0)
         add = none if shortcut is None else shortcut
@@ -91,13 +92,18 @@ class FoldedResNet:
 
     def __init__(self, resnet: ResNet, num_stages: int, dtype: torch.dtype) -> None:
         self.dtype = dtype
-        self.stem = FoldedConv.of(resnet.stem.conv1, resnet.stem.bn1, dtype)  # type: ignore[arg-type]
+        self.stem = FoldedConv.of(Unit(resnet.stem.conv1, resnet.stem.bn1), dtype)  # type: ignore[arg-type]
         self.maxpool = getattr(resnet.stem, "maxpool", None)
         self.blocks: list[tuple[list[FoldedConv], FoldedConv | None]] = []
         for block in (block for name in resnet.stages[1:num_stages] for block in getattr(resnet, name)):
             branch, down = block.units()
-            folded = [FoldedConv.of(unit.conv, unit.norm, dtype) for unit in branch]
-            self.blocks.append((folded, None if down is None else FoldedConv.of(down.conv, down.norm, dtype)))
+            folded = [FoldedConv.of(unit, dtype) for unit in branch]
+            shortcut = None if down is None else FoldedConv.of(down, dtype)
+            if (
+                shortcut is not None
+            ):  # what both add, one can add: without a ReLU, a bias is a pass over memory of its own
+                folded[-1] = replace(folded[-1], bias=folded[-1].bias + shortcut.bias)
+            self.blocks.append((folded, shortcut))
 
     def __call__(self, x: Tensor) -> Tensor:
         """(B, 3, H, W), normalized -> the output of the last folded stage."""
