@@ -131,7 +131,7 @@ def test_order_is_kept_in_chunks_with_twins_and_unreadable_files(model, photos, 
         photo = got[at]
         assert photo.error.startswith(why)
         assert (photo.label, photo.is_new, photo.is_outlier) == (None, False, False)
-        assert (photo.confidence, photo.novelty) == (0.0, 0.0)  # plain numbers, for JSON
+        assert (photo.confidence, photo.novelty) == (None, None)  # null in JSON
         assert photo.nearest == ()
 
 

@@ -35,9 +35,10 @@ def as_table(rows: Iterable[tuple[PhotoPrediction, str]]) -> str:
     table.writerow(COLUMNS)
     for said, given in rows:
         kind = "" if said.label is None else "new" if said.is_new else "seen"
-        numbers = f"{said.confidence:.4f}", f"{said.novelty:.4f}", "yes" if said.is_outlier else "no"
-        measured = ("", "", "") if said.error else numbers
-        table.writerow([said.file, said.label or "", kind, *measured, given, "|".join(said.nearest), said.error or ""])
+        numbers = ("" if value is None else f"{value:.4f}" for value in (said.confidence, said.novelty))
+        unlike = "" if said.error else "yes" if said.is_outlier else "no"
+        nearest = "|".join(said.nearest)
+        table.writerow([said.file, said.label or "", kind, *numbers, unlike, given, nearest, said.error or ""])
     return text.getvalue()
 
 

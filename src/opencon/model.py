@@ -61,8 +61,8 @@ class PhotoPrediction:
     file: str
     label: str | None  # name of the class or group; None for an outlier, or a photo that cannot be read
     is_new: bool  # whether the label is a new group
-    confidence: float  # in [0, 1], of the class or group that is nearest; 0 for a photo that cannot be read
-    novelty: float  # larger is newer, compare with `head.novelty_threshold`; 0 for a photo that cannot be read
+    confidence: float | None  # in [0, 1], of the class or group that is nearest; None for a photo that cannot be read
+    novelty: float | None  # larger is newer, compare with `head.novelty_threshold`; None for a photo that cannot be read
     is_outlier: bool  # unlike every class and group
     nearest: tuple[str, ...]  # the most similar examples that the model keeps, nearest first
     error: str | None  # why the photo cannot be read
@@ -70,7 +70,7 @@ class PhotoPrediction:
     @classmethod
     def unread(cls, file: str, error: str) -> PhotoPrediction:
         """Of a photo that cannot be read."""
-        return cls(file, None, False, 0.0, 0.0, False, (), error)
+        return cls(file, None, False, None, None, False, (), error)
 
 
 @dataclass(frozen=True, eq=False)
