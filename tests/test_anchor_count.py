@@ -273,7 +273,7 @@ X, NONE = torch.randn(12, 3, generator=rng()), torch.full((12,), -1)
         (X, NONE + 1, {"num_seen": 2}, DataError, r"seen classes \[1\] have no labeled row"),
         (X[0], NONE, {"num_seen": 0}, DataError, r"x has shape \(3,\)"),
         (X, NONE[:5], {"num_seen": 0}, DataError, r"labels has shape \(5,\), x 12 rows"),
-        (X.log(), NONE, {"num_seen": 0}, DataError, r"rows of x hold NaN or infinity"),
+        (X.log(), NONE, {"num_seen": 0}, DataError, r"rows of x hold NaN, infinity or more than float32 can"),
         (X, NONE, {"num_seen": 3, "max_classes": 2}, ConfigError, "not below num_seen = 3"),
     ],
 )

@@ -499,7 +499,13 @@ X, NONE = torch.randn(6, 3, generator=rng()), torch.full((6,), -1)
         (X, NONE + 3, {"num_seen": 2}, DataError, r"label \[2\] is no seen class: labels lie in \[0, 2\)"),
         (X, NONE - 1, {"num_seen": 2}, DataError, r"label \[-2\] is no seen class"),
         (X, NONE + 1, {"num_seen": 3}, DataError, r"seen classes \[1, 2\] have no labeled row"),
-        (X.log(), NONE, {"num_seen": 0}, DataError, r"\d of 6 rows of x hold NaN or infinity, the first is row \d"),
+        (
+            X.log(),
+            NONE,
+            {"num_seen": 0},
+            DataError,
+            r"\d of 6 rows of x hold NaN, infinity or more than float32 can, the first is row \d",
+        ),
     ],
 )
 def test_what_cannot_be_counted_says_why(x, labels, settings, error, message):
@@ -507,9 +513,21 @@ def test_what_cannot_be_counted_says_why(x, labels, settings, error, message):
         estimate_classes(x, labels, **settings)
 
 
+@pytest.mark.parametrize("scale", [1e-30, 1e-15, 1e19, 1e36])
+def test_the_unit_of_the_numbers_makes_no_difference(scale):
+    truth = torch.arange(6).repeat_interleave(40)
+    x = 8 * torch.eye(6, 20)[truth] + torch.randn(240, 20, generator=torch.Generator().manual_seed(0))
+    for part in (x, x[:, :6]):  # by direction, and with their length
+        labels = torch.where((truth < 2) & (torch.arange(240) % 8 == 0), truth, -1)
+        counts = [estimate_classes(part * s, labels, num_seen=2).num_classes for s in (1.0, scale)]
+        assert counts[0] == counts[1] == 6
+
+
 def test_bad_input_is_found_wherever_it_is():
-    for row, value in itertools.product((0, 5), (float("nan"), float("inf"))):
-        x = X.clone()
+    for row, value in itertools.product((0, 5), (float("nan"), float("inf"), 1e300)):
+        x = X.double()
         x[row, 1] = value
-        with pytest.raises(DataError, match=f"1 of 6 rows of x hold NaN or infinity, the first is row {row}"):
+        with pytest.raises(
+            DataError, match=f"1 of 6 rows of x hold NaN, infinity or more than float32 can, the first is row {row}"
+        ):
             estimate_classes(x, NONE, num_seen=0)

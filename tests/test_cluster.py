@@ -355,7 +355,12 @@ def six_with(value):
     [
         (SIX, {"k": 7}, DataError, "7 clusters need as many unlabeled rows, and there are 6. Lower num_clusters = 7"),
         (six_with(math.nan), {}, DataError, "1 of 6 rows of x hold NaN or infinity, the first is row 4. Drop"),
-        (six_with(1e30), {}, DataError, "x reaches 1.0e+30: its squares are too large for float32. Scale it down."),
+        (
+            six_with(1e30).double() * 1e30,
+            {},
+            DataError,
+            "x reaches 1.0e+60, more than float32 can hold. Scale it down.",
+        ),
         (torch.ones(6), {}, DataError, "x has shape (6,); k-means needs one row per sample: (M, D)."),
         (torch.ones(6, 0), {}, DataError, "x has shape (6, 0); k-means needs one row per sample: (M, D)."),
         (SIX, {"k": 0}, ConfigError, "num_clusters = 0 must be at least 1."),
@@ -397,3 +402,11 @@ def test_blobs_get_the_names_of_their_labels():
     assert torch.equal(named[y < 3], y[y < 3])
     assert adjusted_rand_score(y, named) == 1.0
     assert set(named[y >= 3].tolist()) == {3, 4, 5}
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e-20, 1e20, 1e35])
+def test_the_unit_of_the_numbers_makes_no_difference(scale):
+    x = 9 * torch.eye(4)[torch.arange(40) % 4] + torch.randn(40, 4, generator=torch.Generator().manual_seed(0))
+    plain, scaled = (kmeans(x * s, 4, generator=torch.Generator().manual_seed(0)) for s in (1.0, scale))
+    assert torch.equal(scaled.assignment, plain.assignment)
+    torch.testing.assert_close(scaled.centers.double() / scale, plain.centers.double(), rtol=1e-4, atol=1e-4)

@@ -185,6 +185,7 @@ def directions(x: Tensor) -> Tensor:
     """
     by_direction = x.shape[1] >= FEW_FEATURES
     z = x.to("cpu", torch.float32)
+    z = z / (z.abs().max() or 1.0)  # so that squares neither overflow nor vanish
     if by_direction:
         z = F.normalize(z, dim=1)
     longest = z.norm(dim=1).max()
@@ -355,10 +356,11 @@ def check_rows(x: Tensor, labels: Tensor, num_seen: int, max_classes: int | None
     _need(not outside, f"label {outside} is no seen class: {allowed}.")
     missing = sorted(set(range(num_seen)) - set(labels.tolist()))
     _need(not missing, f"seen classes {missing} have no labeled row. Label one of each, or lower num_seen.")
-    bad = (~torch.isfinite(x).all(dim=1)).nonzero()[:, 0].tolist()
+    bad = (~torch.isfinite(x.float()).all(dim=1)).nonzero()[:, 0].tolist()
     _need(
         not bad,
-        f"{len(bad)} of {len(x)} rows of x hold NaN or infinity, the first is row {(bad or [0])[0]}. Drop them.",
+        f"{len(bad)} of {len(x)} rows of x hold NaN, infinity or more than float32 can, the first is row "
+        f"{(bad or [0])[0]}. Drop or repair them.",
     )
 
 

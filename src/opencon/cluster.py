@@ -111,7 +111,7 @@ def kmeans(
     scaled = x.float()
     offset = scaled.mean(dim=0)
     scaled = scaled - offset
-    variance = float(torch.linalg.vector_norm(scaled).square() / scaled.numel())  # host sync
+    variance = float(torch.linalg.vector_norm(scaled, dtype=torch.float64).square() / scaled.numel())  # host sync
     if not math.isfinite(variance):
         raise DataError(_what_is_not_finite(x))
     scale = math.sqrt(variance) or 1.0
@@ -365,7 +365,7 @@ def _need(condition: bool, message: str) -> None:
 def _what_is_not_finite(x: Tensor) -> str:
     bad = (~torch.isfinite(x).all(dim=1)).nonzero()[:, 0].tolist()
     if not bad:
-        return f"x reaches {float(x.abs().max()):.1e}: its squares are too large for float32. Scale it down."
+        return f"x reaches {float(x.abs().max()):.1e}, more than float32 can hold. Scale it down."
     return f"{len(bad)} of {len(x)} rows of x hold NaN or infinity, the first is row {bad[0]}. Drop or repair them."
 
 

@@ -1,7 +1,8 @@
 import pytest
 import torch
+import torch.nn.functional as F
 
-from opencon.encoders.rows import ResidualHead, RowEmbedder, RowEncoder, set_affine
+from opencon.encoders.rows import ResidualHead, RowEmbedder, RowEncoder, set_affine, tamed
 
 
 def stretched(num_rows=300, seed=0):
@@ -18,7 +19,8 @@ def test_directions_are_the_main_ones_and_scaled_by_the_power(power, want):
     encoder.fit(x, power=power)
     turned = encoder.rotate(x - encoder.mean)
     cov = torch.cov(turned.T)
-    torch.testing.assert_close(cov.diag().sqrt(), torch.tensor(want), rtol=0.06, atol=0)
+    spread = cov.diag().sqrt()
+    torch.testing.assert_close(spread / spread[0], torch.tensor(want) / want[0], rtol=0.06, atol=0)
     assert (cov - cov.diag().diag()).abs().max() < 0.02 * cov.max()
 
 
@@ -35,6 +37,19 @@ def test_fewer_rows_than_directions():
     encoder = RowEncoder(5, 5)
     encoder.fit(stretched(3), power=0.5)
     assert torch.isfinite(encoder.rotated(stretched(3))).all()
+
+
+def test_wild_rows_are_drawn_nearer_and_others_left_as_they_are():
+    x = torch.randn(100, 5, generator=torch.Generator().manual_seed(0))
+    assert tamed(x) is x
+    y = x.clone()
+    y[3] *= 1e6
+    near = tamed(y)
+    torch.testing.assert_close(near[torch.arange(100) != 3], x[torch.arange(100) != 3], rtol=0, atol=1e-5)
+    assert near[3].norm() < 30
+    torch.testing.assert_close(F.normalize(near[3], dim=0), F.normalize(x[3], dim=0), rtol=0, atol=0.02)
+    same = torch.ones(10, 2).index_fill(0, torch.tensor([3]), 100.0)
+    assert tamed(same) is same  # without a usual distance nothing is wild
 
 
 def test_whitening_is_the_identity_until_it_is_set():

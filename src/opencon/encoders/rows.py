@@ -5,6 +5,8 @@ Letters: M rows, F features, D kept directions.
 
 from __future__ import annotations
 
+import math
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -12,6 +14,9 @@ from torch import Tensor, nn
 from opencon.config import EncoderConfig
 from opencon.encoders.base import Encoder
 from opencon.encoders.embedder import Embedder
+
+FAR = 10.0  # ours: so many times the usual distance from the middle, a row counts as wild
+LOOKED_AT = 1000  # rows from which the middle is taken
 
 
 class RowEncoder(Encoder):
@@ -40,11 +45,14 @@ class RowEncoder(Encoder):
         """Take mean and directions from rows (M, F).
 
         Direction d, in which the rows have standard deviation s_d, is divided by s_d^power: 0 leaves distances as they
-        are, 1 makes all directions count the same.
+        are, 1 makes all directions count the same. All are divided by the size of the numbers, too: rows get unit length.
         """
-        self.mean.copy_(x.double().mean(dim=0))
-        centered = x.float() - self.mean
-        dim = self.num_features
+        # Of numbers around one, squares neither overflow nor vanish; dividing by a power of two rounds nothing.
+        scale = 2.0 ** math.frexp(float(x.abs().max()))[1]
+        x = tamed(x.float() / scale)
+        mean = x.double().mean(dim=0)
+        self.mean.copy_(mean * scale)
+        centered, dim = x - mean.float(), self.num_features
         # A few more directions than asked for, and four rounds, make the randomized ones exact to a few digits.
         q = min(dim + 16, *centered.shape)
         _, spread, directions = torch.svd_lowrank(centered, q=q, niter=4)  # (q,), (F, q)
@@ -52,7 +60,7 @@ class RowEncoder(Encoder):
         least = max(1e-3 * float(spread.max()), 1e-12)  # ours: below this share of the largest, a direction is rounding
         weight = directions.T / spread.clamp(min=least)[:, None] ** power * (spread > least)[:, None]
         self.rotate.weight.zero_()
-        self.rotate.weight[: len(weight)] = weight
+        self.rotate.weight[: len(weight)] = weight / scale
 
     def rotated(self, x: Tensor) -> Tensor:
         """(..., F) -> (..., D) unit rows; a row at the mean stays at zero."""
@@ -62,6 +70,15 @@ class RowEncoder(Encoder):
         """(..., F) -> (..., D)."""
         whitened: Tensor = self.whiten(self.rotated(x))
         return whitened
+
+
+def tamed(x: Tensor) -> Tensor:
+    """Rows (M, F) with wild ones drawn nearer to the middle, so that a few do not decide what directions all rows get."""
+    middle = x[:: -(-len(x) // LOOKED_AT)].median(dim=0).values
+    away = x - middle
+    length = away.norm(dim=1, keepdim=True)
+    most = FAR * length.median()
+    return x if most == 0 or length.max() <= most else middle + away * (most / length).clamp(max=1)
 
 
 @torch.no_grad()
