@@ -200,6 +200,14 @@ def test_renamed(model, photos, tmp_path):
         assert photo.label == names[before[photo.file]]
 
 
+def test_a_first_name_stays_with_its_group_whatever_the_classes_are_called(model, tmp_path):
+    """A seen class may be called new-1, and be renamed: the groups' own first names do not move up."""
+    model = replace(model, class_names=("new-1", "green", "new-2", "new-3"), first_names=())
+    model.renamed({"new-1": "sofa", "new-2": "lamp", "new-3": "chair"}).save(tmp_path / "new")
+    again = OpenConModel.from_pretrained(tmp_path / "new").renamed({"new-2": "table lamp"})
+    assert again.class_names == ("sofa", "green", "table lamp", "chair")
+
+
 def test_a_name_for_several_makes_them_one(model, photos):
     """Two halves of a class each lose against a third one, together they win."""
     both = model.renamed({"new-1": "sky", "new-2": "sky"})

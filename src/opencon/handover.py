@@ -15,6 +15,8 @@ from opencon.export import export_onnx
 from opencon.model import OpenConModel, identity
 from opencon.runs import ASSIGNMENTS, RunFolder
 
+ONNX = "model.onnx"
+
 
 def rename_groups(run: Path, table: Path) -> tuple[dict[str, str], list[str]]:
     """Give groups the names in a table group,name; the model and assignments.csv change.
@@ -48,15 +50,19 @@ def read_names(table: Path) -> tuple[dict[str, str], set[str]]:
         with table.open(encoding="utf-8-sig", newline="") as file:
             head = file.readline()
             file.seek(0)
-            rows = list(csv.DictReader(file, delimiter=";" if ";" in head and "," not in head else ","))
+            delimiter = ";" if ";" in head and "," not in head else ","
+            rows = list(csv.DictReader(file, delimiter=delimiter, strict=True))
     except (OSError, UnicodeDecodeError, csv.Error) as err:
         raise DataError(
             f"{printable(table)} cannot be read ({err}). Give a CSV file with the columns group,name."
         ) from err
     if not rows or not {"group", "name"} <= set(rows[0]):
         raise DataError(f"{printable(table)} must have the columns group,name and at least one row.")
-    names = {(row["group"] or "").strip(): (row["name"] or "").strip() for row in rows}
-    named = {group: name for group, name in names.items() if name}
+    named: dict[str, str] = {}
+    for row in rows:
+        group, name = ((row[key] or "").strip() for key in ("group", "name"))
+        if name and named.setdefault(group, name) != name:
+            raise DataError(f"{printable(table)} gives {group!r} two names, {named[group]!r} and {name!r}. Keep one.")
     if not named:
         raise DataError(f"{printable(table)} gives no name: its column `name` is empty.")
     return named, {row["discovery"].strip() for row in rows if row.get("discovery")}
@@ -74,14 +80,15 @@ def export_folder(run: Path, out: Path, *, onnx: bool | None) -> Iterator[str]:
     if out.resolve() == run.resolve():
         raise RunError(f"--out {out} is the discovery itself. Give another folder.")
     model.save_pretrained(out, facts=facts)
+    (out / ONNX).unlink(missing_ok=True)  # of another model, if there is one
     yield f"{out}: model, encoder and card. In Python: OpenConModel.from_pretrained({str(out)!r})"
     if onnx is False:
         return
     try:
-        written = export_onnx(model, out / "model.onnx")
+        written = export_onnx(model, out / ONNX)
     except MissingExtraError as err:
         if onnx:
             raise
-        yield f"No model.onnx: {err}"
+        yield f"No {ONNX}: {err}"
         return
     yield f"{written.path}: the same as one ONNX graph, within {max(written.difference.values()):.1g} of torch"

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import itertools
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -31,7 +30,6 @@ from torch import Tensor
 from opencon.config import from_dict
 from opencon.data.feature_cache import FeatureCache
 from opencon.data.listings import images_at
-from opencon.data.photos import new_names
 from opencon.encoders.pretrained import RUN_FILE, PretrainedEncoder, open_encoder
 from opencon.encoders.stored import EncoderFacts, stored_encoder
 from opencon.errors import DataError, RunError
@@ -62,7 +60,9 @@ class PhotoPrediction:
     label: str | None  # name of the class or group; None for an outlier, or a photo that cannot be read
     is_new: bool  # whether the label is a new group
     confidence: float | None  # in [0, 1], of the class or group that is nearest; None for a photo that cannot be read
-    novelty: float | None  # larger is newer, compare with `head.novelty_threshold`; None for a photo that cannot be read
+    novelty: (
+        float | None
+    )  # larger is newer, compare with `head.novelty_threshold`; None for a photo that cannot be read
     is_outlier: bool  # unlike every class and group
     nearest: tuple[str, ...]  # the most similar examples that the model keeps, nearest first
     error: str | None  # why the photo cannot be read
@@ -83,13 +83,16 @@ class OpenConModel:
     example_files: tuple[tuple[str, ...], ...]  # C: typical training photos of each, most typical first
     example_rows: Tensor  # (E, D) their embeddings, class after class
     sizes: tuple[int, ...]  # C: training photos that carried the label or fell to the group
+    first_names: tuple[str, ...] = ()  # C: what they were called before any was renamed; none: as they are called
     encoder: EncoderFacts | None = None  # of the encoder the head was trained with; None: as `features` names it
     home: Path | None = None  # the folder with the encoder's weights; None: where `features` says
     device: torch.device = CPU  # where the encoder runs
 
     def __post_init__(self) -> None:
         names, num = self.class_names, self.head.num_classes
-        if not len(names) == len(self.example_files) == len(self.sizes) == num:
+        if not self.first_names:
+            object.__setattr__(self, "first_names", names)
+        if not len(names) == len(self.first_names) == len(self.example_files) == len(self.sizes) == num:
             raise DataError(f"the model has {num} classes and groups, but {len(names)} names. Give one name for each.")
         if self.example_rows.shape != (sum(map(len, self.example_files)), self.head.dim):
             raise DataError(f"the examples' embeddings have shape {tuple(self.example_rows.shape)}, not one row each.")
@@ -158,10 +161,9 @@ class OpenConModel:
 
         A group goes by the name it has, or by the one it had first (new-1). Those that get the same name count as one.
         """
-        renamed, seen = list(self.class_names), self.class_names[: self.num_seen]
-        first = [*seen, *itertools.islice(new_names(seen), len(renamed) - len(seen))]
+        renamed = list(self.class_names)
         for old, new in names.items():
-            having = self.class_names if old in self.class_names else first
+            having = self.class_names if old in self.class_names else self.first_names
             found = [c for c, name in enumerate(having) if name == old]
             if not found:
                 hint, known = did_you_mean(old, self.names), ", ".join(self.names)
@@ -321,6 +323,7 @@ class OpenConModel:
             "format": FORMAT,
             "opencon": __version__,
             "class_names": self.class_names,
+            "first_names": self.first_names,
             "sizes": self.sizes,
             "head": self.head.settings(),
             "features": asdict(replace(self.features, encoder=word)),
@@ -363,6 +366,7 @@ class OpenConModel:
                 example_files=tuple(tuple(map(str, files)) for files in settings["example_files"]),
                 example_rows=rows,
                 sizes=tuple(map(int, settings["sizes"])),
+                first_names=tuple(map(str, settings.get("first_names", ()))),
                 encoder=from_dict(EncoderFacts, settings["encoder"]),
                 home=folder if settings["has_encoder"] else None,
                 device=device,

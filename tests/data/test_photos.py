@@ -1,5 +1,6 @@
 import json
 import os
+from pathlib import Path
 
 import pytest
 from PIL import Image
@@ -47,6 +48,22 @@ def test_a_labeled_photo_inside_the_pile_counts_once_and_keeps_its_label(folders
     assert labels_of(photos)["known/dog/1.png"] == "dog"
     os.symlink(folders / "known/cat/1.png", folders / "pile/again.png")
     assert len(from_two_folders(folders / "known", folders / "pile").paths) == 5
+
+
+def test_names_do_not_depend_on_how_the_folder_is_typed(folders, monkeypatch):
+    whole = from_two_folders(folders / "known", folders / "pile").names()
+    monkeypatch.chdir(folders)
+    assert from_two_folders(Path("known"), Path("pile")).names() == whole
+    monkeypatch.chdir(folders / "pile")
+    assert from_two_folders(Path("../known"), Path()).names() == whole
+
+
+def test_a_label_is_read_as_it_stands(folders):
+    """No separator of lines but the line break: str.splitlines knows ten."""
+    (folders / "labels.csv").write_text(
+        "path,label\nknown/cat/1.png,a\x85b\nknown/cat/2.png,c\u2028d\n", encoding="utf-8"
+    )
+    assert from_table(folders / "labels.csv", folders).class_names == ("a\x85b", "c\u2028d")
 
 
 def test_a_table_beside_a_folder(folders):
@@ -99,6 +116,8 @@ def test_a_label_for_a_missing_file_is_set_aside_and_named(folders):
         ("", "must name the columns"),
         ("path,label\n,cat\n", "line 2 names no file"),
         ('{"path": "a.png"}\n{"label": "x"}\n', "line 2 cannot be understood"),
+        ('path,label\nknown/cat/1.png,"cat\nknown/dog/1.png,dog\n', "line 2 is not valid CSV"),
+        ('"path,label\nknown/cat/1.png,cat\n', "must name the columns"),
         ('path,label\nknown/cat/1.png,cat\n"known/../known/cat/1.png",dog\n', "'cat' in line 2 and 'dog' in line 3"),
     ],
 )

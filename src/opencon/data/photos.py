@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import io
 import itertools
 import json
 import os
@@ -62,8 +63,9 @@ def new_names(taken: Iterable[str]) -> Iterator[str]:
 
 def shown_name(path: Path, root: Path) -> str:
     """A path below the root, or as it is; as it is too where nothing but the root of all folders is above it."""
-    is_below = root != root.parent and path.is_relative_to(root)
-    return path.relative_to(root).as_posix() if is_below else str(path)
+    whole, above = Path(os.path.abspath(path)), Path(os.path.abspath(root))  # however they were typed
+    is_below = above != above.parent and whole.is_relative_to(above)
+    return whole.relative_to(above).as_posix() if is_below else str(path)
 
 
 def from_two_folders(labeled: Path, unlabeled: Path) -> Photos:
@@ -218,8 +220,12 @@ def _json_rows(table: Path, text: str) -> Iterator[tuple[int, str, str]]:
 
 def _table_rows(table: Path, text: str) -> Iterator[tuple[int, str, str]]:
     first = text.split("\n", 1)[0]
-    reader = csv.reader(text.splitlines(keepends=True), delimiter="\t" if "\t" in first else ",")
-    header = [cell.strip().lower() for cell in next(reader, [])]
+    delimiter = "\t" if "\t" in first else ","
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
+    try:
+        header = [cell.strip().lower() for cell in next(reader, [])]
+    except csv.Error:
+        header = []
     path_at = next((header.index(name) for name in PATH_COLUMNS if name in header), None)
     label_at = next((header.index(name) for name in LABEL_COLUMNS if name in header), None)
     if path_at is None or label_at is None:
