@@ -258,7 +258,12 @@ def test_a_second_discovery_beside_the_first_is_refused(capsys, finished, origin
 
 @pytest.mark.parametrize(
     ("table", "message"),
-    [("group,name\nnew-1,\n", "gives no name"), ("name\nnew-1\n", "must have the columns group,name")],
+    [
+        ("group,name\nnew-1,\n", "gives no name"),
+        ("name\nnew-1\n", "must have the columns group,name"),
+        ('group,name\nnew-1,"lamp\nnew-2,chair\n', "cannot be read (unexpected end of data)"),
+        ("group,name\nnew-1,lamp\nnew-1,chair\n", "gives 'new-1' two names, 'lamp' and 'chair'"),
+    ],
 )
 def test_tables_without_names(capsys, finished, tmp_path, table, message):
     (tmp_path / "names.csv").write_text(table)
@@ -292,6 +297,30 @@ def test_export_writes_a_folder_that_predicts_alone(capsys, finished, tmp_path):
         p.name for p in (tmp_path / "model").iterdir()
     }
     assert OpenConModel.from_pretrained(tmp_path / "model").class_names[: len(SEEN)] == SEEN
+
+
+def test_a_graph_of_another_model_does_not_stay_behind(capsys, finished, tmp_path):
+    works(capsys, "export", finished, "--no-onnx", "--out", tmp_path / "model")
+    (tmp_path / "model/model.onnx").write_bytes(b"of another model")
+    works(capsys, "export", finished, "--no-onnx", "--out", tmp_path / "model")
+    assert not (tmp_path / "model/model.onnx").exists()
+
+
+def test_what_cannot_be_finetuned_is_said_before_any_work(capsys, originals, tmp_path, monkeypatch):
+    monkeypatch.setattr("opencon.finetune.MAX_GB", 1e-6)
+    said = refused(capsys, "discover", *where(originals), *FAST, "--finetune", "--dry-run", "--out", tmp_path / "run")
+    assert "--finetune holds all photos in memory" in said
+
+
+def test_thirty_photos(capsys, originals, tmp_path):
+    """As many as t-SNE's perplexity, one fewer than it can draw."""
+    for name in SEEN:
+        shutil.copytree(originals / "known" / name, tmp_path / "known" / name)
+    (tmp_path / "pile").mkdir()
+    for path in sorted((originals / "pile").iterdir())[: 30 - 4 * len(SEEN)]:
+        shutil.copy(path, tmp_path / "pile")
+    works(capsys, "discover", *where(tmp_path), *FAST, "--novel", 1, "--out", tmp_path / "run")
+    assert len(rows_of(tmp_path / "run")) == 30
 
 
 def test_export_without_the_extra_leaves_out_onnx_unless_asked_for(capsys, finished, tmp_path, monkeypatch):

@@ -89,6 +89,35 @@ def test_groups_are_numbered_by_size():
     assert len(sizes) == 3
 
 
+def test_they_are_in_order_after_the_last_step_too():
+    """Classes that overlap, so that rows move from group to group to the last (seed 39: 1 of 40 where it matters)."""
+    g = torch.Generator().manual_seed(39)
+    truth = torch.arange(9).repeat_interleave(44)
+    x = 3 * torch.randn(9, 12, generator=g)[truth] + 4.5 * torch.randn(396, 12, generator=g)
+    labels = torch.where((truth < 4) & (torch.arange(396) % 2 == 0), truth, -1)
+    found = fit_features(x, labels, OpenWorldConfig(num_novel=5, steps=0))
+    said = found.prediction
+    sizes = torch.bincount(said.classes[(labels < 0) & ~said.is_outlier], minlength=9)[4:].tolist()
+    assert sizes == sorted(sizes, reverse=True)
+    assert torch.equal(found.model.predict(x).classes, said.classes)
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e-15, 1e19, 1e36])
+def test_the_unit_of_the_numbers_makes_no_difference(scale):
+    x, labels, truth = problem((40, 40, 40, 40), num_seen=2)
+    found = fit_features(x * scale, labels, OpenWorldConfig(num_novel=2, steps=5))
+    assert accuracy(found, labels, truth)[0] > 0.95
+    assert torch.equal(found.model.predict(x * scale).classes, found.prediction.classes)
+
+
+@pytest.mark.parametrize("value", [1e5, 1e12])
+def test_a_wild_row_does_not_spoil_the_others(value):
+    x, labels, truth = problem((40, 40, 40, 40), num_seen=2)
+    x[-1] = value
+    found = fit_features(x, labels, OpenWorldConfig(num_novel=2, steps=5))
+    assert accuracy(found, labels, truth)[0] > 0.95
+
+
 def test_same_seed_same_result_and_another_seed_another():
     x, labels, _ = problem((20, 20, 20), num_seen=2)
     a, b, c = (fit_features(x, labels, OpenWorldConfig(num_novel=1, steps=3, seed=s)) for s in (0, 0, 1))

@@ -1,3 +1,6 @@
+import time
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 
@@ -19,6 +22,21 @@ def test_seeded_block_repeats_and_leaves_the_world_alone():
         c = torch.rand(4)
     assert torch.equal(a, b)
     assert not torch.equal(a, c)
+
+
+def test_threads_do_not_draw_from_each_others_seed():
+    def drawn(_):
+        with seeded(3):
+            time.sleep(0.001)
+            return torch.rand(4)
+
+    torch.manual_seed(5)
+    outside = torch.rand(1)
+    torch.manual_seed(5)
+    with ThreadPoolExecutor(8) as threads:
+        found = list(threads.map(drawn, range(40)))
+    assert all(torch.equal(a, found[0]) for a in found)
+    assert torch.equal(torch.rand(1), outside)
 
 
 def test_streams_of_nearby_numbers_are_unrelated():

@@ -36,7 +36,7 @@ from opencon.data.photos import Photos, check, new_names, some_names, typical_si
 from opencon.encoders.pretrained import open_encoder
 from opencon.errors import DataError, RunError
 from opencon.features import Extractor, FeatureSettings, PhotoFeatures, photo_features
-from opencon.finetune import finetune
+from opencon.finetune import check_finetune, finetune
 from opencon.metrics import OpenWorldAccuracy, evaluate
 from opencon.model import SETTINGS as MODEL
 from opencon.model import OpenConModel, PhotoPrediction, identity
@@ -101,6 +101,8 @@ def plan(photos: Photos, config: DiscoverConfig, device: torch.device) -> dict[s
     check(photos)
     f = config.features
     encoder = open_encoder(f.encoder, f.image_size)
+    if config.finetune:
+        check_finetune(encoder, len(photos.paths))
     seconds = len(photos.paths) * (1 + f.num_views) / _images_per_second(Extractor(encoder, f, device))
     about = f"about {seconds / 60:.0f} min" if seconds >= 90 else f"about {max(seconds, 1):.0f} s"
     labeled, classes = photos.num_labeled, len(photos.class_names)
@@ -185,7 +187,7 @@ def _discover(
     )
     features = config.features
     if config.finetune:
-        weights = finetune(
+        features = finetune(
             [photos.paths[i] for i in found.kept],
             labels,
             features,
@@ -194,8 +196,8 @@ def _discover(
             device=device,
             progress=lambda i, n: progress("fine-tuning", i, n),
         )
-        features = replace(features, encoder=str(weights))
         found = read_features(photos, features, cache, device, progress)
+        labels = _labels_of(photos, found)
         known = replace(config.fit, num_novel=fitted.model.num_classes - fitted.model.num_seen)
         count = fitted.count
         fitted = replace(fit_features(found.plain, labels, known, views=found.views), count=count)
@@ -295,8 +297,9 @@ def _class_names(photos: Photos, fitted: Fitted) -> tuple[str, ...]:
 
 
 def groups_of(fitted: Fitted, labels: Tensor, class_names: tuple[str, ...]) -> list[Group]:
-    """Every class and group with its number of unlabeled photos."""
-    sizes = torch.bincount(fitted.prediction.classes[labels < 0], minlength=len(class_names)).tolist()
+    """Every class and group with its number of unlabeled photos; what is unlike everything belongs to none."""
+    said = fitted.prediction
+    sizes = torch.bincount(said.classes[(labels < 0) & ~said.is_outlier], minlength=len(class_names)).tolist()
     return [Group(n, c >= fitted.model.num_seen, sizes[c]) for c, n in enumerate(class_names)]
 
 

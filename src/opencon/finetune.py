@@ -6,6 +6,7 @@ Letters: n photos, S seen classes, C classes and groups together.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -17,7 +18,7 @@ from opencon.data.loader import TwoStreamLoader
 from opencon.data.sources import read_images
 from opencon.encoders import ENCODERS, Embedder
 from opencon.encoders.heads import projection_head
-from opencon.encoders.pretrained import RUN_FILE, open_encoder
+from opencon.encoders.pretrained import RUN_FILE, PretrainedEncoder, open_encoder
 from opencon.errors import ConfigError
 from opencon.features import VIEWS, FeatureSettings, embed_images
 from opencon.methods import FeatureBank, OpenCon, OpenConConfig, Task
@@ -33,6 +34,22 @@ LAST = {"efficientnet_lite0": "stage7"}  # its stage "last" is one 1x1 convoluti
 MAX_GB = 8.0  # of decoded photos held in memory
 
 
+def check_finetune(encoder: PretrainedEncoder, num_photos: int) -> None:
+    """Refuse what cannot be trained, before any work."""
+    if encoder.name not in ENCODERS:
+        raise ConfigError(f"--finetune works with {', '.join(ENCODERS.names())}, not with {encoder.name}.")
+    if encoder.net.in_channels != 3:
+        raise ConfigError(
+            f"--finetune works with encoders of color images, and {encoder.name} was trained on gray ones."
+        )
+    needed = num_photos * 3 * encoder.image_size**2 / 1e9
+    if needed > MAX_GB:
+        raise ConfigError(
+            f"--finetune holds all photos in memory: {num_photos:,} at {encoder.image_size} px are {needed:.1f} GB, the "
+            f"limit is {MAX_GB:g}. Use fewer photos, a smaller --size, or leave --finetune out."
+        )
+
+
 def finetune(
     paths: Sequence[Path],
     labels: Tensor,
@@ -43,8 +60,8 @@ def finetune(
     device: torch.device,
     steps: int = STEPS,
     progress: Callable[[int, int], None] = lambda done, total: None,
-) -> Path:
-    """Train with OpenCon's losses and write the encoder; returns its file, which `FeatureSettings.encoder` takes.
+) -> FeatureSettings:
+    """Train with OpenCon's losses and write the encoder; returns the settings that take it, at the size it learned at.
 
     Args:
         paths: n photos that can be read.
@@ -57,29 +74,23 @@ def finetune(
         progress: told (finished steps, all steps).
     """
     encoder = open_encoder(features.encoder, features.image_size)
-    if encoder.name not in ENCODERS:
-        raise ConfigError(f"--finetune works with {', '.join(ENCODERS.names())}, not with {features.encoder}.")
+    check_finetune(encoder, len(paths))
     size, net = encoder.image_size, encoder.net
-    needed = len(paths) * 3 * size * size / 1e9
-    if needed > MAX_GB:
-        raise ConfigError(
-            f"--finetune holds all photos in memory: {len(paths):,} at {size} px are {needed:.1f} GB, the limit is "
-            f"{MAX_GB:g}. Use fewer photos, a smaller --size, or leave --finetune out."
-        )
-    images, _, _ = read_images(paths, size)
-    images, on_device = images.to(device), labels.to(device)
-    num_seen, num_labeled = int(labels.max()) + 1, int((labels >= 0).sum())
+    num_seen = int(labels.max()) + 1
+    images, kept, _ = read_images(paths, size)
+    images, labels = images.to(device), labels[kept]  # a photo may be gone by now
+    on_device, num_labeled = labels.to(device), int((labels >= 0).sum())
     net.freeze(LAST.get(encoder.name, net.stages[-1]), "running")
     config = EncoderConfig(name=encoder.name, frozen_norm="running", mean=encoder.mean, std=encoder.std)
     precision: Precision = "bf16" if device.type == "cuda" else "fp32"
     with seeded(features.seed):
         embedder = Embedder(net, projection_head(net.num_features, config.head_dim), config, precision)
-        method = OpenCon(OpenConConfig(ramp_epochs=0), Task(num_seen, num_classes, 0.5, len(paths)), embedder).to(
+        method = OpenCon(OpenConConfig(ramp_epochs=0), Task(num_seen, num_classes, 0.5, len(images)), embedder).to(
             device
         )
-    batch = min(BATCH, len(paths))
-    share = min(max(1, batch * num_labeled // len(paths), batch // 8), num_labeled)
-    shares = (share, max(1, min(batch - share, len(paths) - num_labeled)))
+    batch = min(BATCH, len(images))
+    share = min(max(1, batch * num_labeled // len(images), batch // 8), num_labeled)
+    shares = (share, max(1, min(batch - share, len(images) - num_labeled)))
     augment = Augment(VIEWS, image_size=size, channels=3)
     loader = TwoStreamLoader(images, on_device, batch_shares=shares, augments=(augment, augment), seed=features.seed)
     epochs = max(1, round(steps / len(loader)))
@@ -100,4 +111,4 @@ def finetune(
     statistics = {"mean": encoder.mean, "std": encoder.std}
     out.write_json("config.json", {**out.read_json("config.json"), "encoder": statistics})
     out.save_tensors(RUN_FILE, net.state_dict(), {"encoder": encoder.name})
-    return out.path / RUN_FILE
+    return replace(features, encoder=str(out.path / RUN_FILE), image_size=size)

@@ -85,7 +85,7 @@ class OpenWorldConfig:
 class Prediction:
     """What the model says of M rows."""
 
-    classes: Tensor  # (M,) in [0, C); S and above are new groups, largest first
+    classes: Tensor  # (M,) in [0, C); S and above are new groups, largest first as of the rows trained on
     p: Tensor  # (M, C) rows sum to one
     confidence: Tensor  # (M,) in [0, 1]: p of the class given
     novelty: Tensor  # (M,) larger is newer; compare with model.novelty_threshold
@@ -349,6 +349,12 @@ def _finish(
     low, middle = (float(nearest.kthvalue(1 + int(q * (len(z) - 1))).values) for q in (OUTLIER_QUANTILE, 0.5))
     done.outlier_threshold.fill_(low - OUTLIER_MARGIN * (middle - low) - 1e-4)
     done.eval().requires_grad_(False)
+    said = done.predict_embedded(z)
+    found = said.classes[(labels < 0) & ~said.is_outlier]
+    size = torch.bincount(found, minlength=done.num_classes)  # what has moved last may have changed which is larger
+    order = torch.cat([torch.arange(num_seen), num_seen + size[num_seen:].argsort(descending=True, stable=True)])
+    done.prototypes.copy_(done.prototypes[order])
+    done.log_share.copy_(done.log_share[order])
     if count is not None and count.num_classes != done.num_classes:
         count = count.merged(done.num_classes, PLENTY)
     return Fitted(done, z, done.predict_embedded(z), count, history)

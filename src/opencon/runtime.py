@@ -10,6 +10,7 @@ import platform
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -55,10 +56,16 @@ def fast_dtype(device: torch.device) -> torch.dtype:
     return torch.bfloat16 if able else torch.float32
 
 
+_SEEDING = threading.RLock()
+
+
 @contextlib.contextmanager
 def seeded(*seed: int) -> Iterator[None]:
-    """Run a block (building a network, say) from a seed, and leave the global random state as it was."""
-    with torch.random.fork_rng(devices=[]):
+    """Run a block (building a network, say) from a seed, and leave the global random state as it was.
+
+    One thread at a time: torch's own functions for it know a single random state, that of the whole process.
+    """
+    with _SEEDING, torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(mix(*seed))  # torch.manual_seed would reseed the GPUs too
         yield
 

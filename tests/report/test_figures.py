@@ -173,7 +173,8 @@ def test_identical_rows_can_be_projected(recwarn):
 
 
 def test_sets_too_small_or_too_large_for_tsne_get_pca(monkeypatch):
-    assert project(np.eye(29))[0] == "PCA"
+    assert project(np.eye(30))[0] == "PCA"
+    assert project(np.eye(31))[0] == "t-SNE"
     monkeypatch.setattr(figures, "TSNE_IMAGES", (30, 50))
     assert project(np.eye(51))[0] == "PCA"
     message = "projection = 'tsne' needs 30 to 50 images, not 51. Use 'pca', or draw fewer images."

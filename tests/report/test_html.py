@@ -81,6 +81,30 @@ def test_headline_counts_what_had_no_label(tmp_path, predicted, given, want):
 
 
 @pytest.mark.parametrize(
+    ("predicted", "odd", "want"),
+    [
+        (
+            [0, 1, 2, 2],
+            [1, 0, 0, 0],
+            "4 photos: 1 is a thing you know, 2 fall into 1 new group, 1 is unlike everything",
+        ),
+        ([0, 1, 2], [0, 0, 1], "3 photos: 2 are things you know, 1 is unlike everything"),
+        ([2, 3, 0], [0, 0, 1], "3 photos: 2 fall into 2 new groups, 1 is unlike everything"),
+        ([0, 2], [1, 1], "2 photos: 2 are unlike everything"),
+    ],
+)
+def test_what_is_unlike_everything_belongs_to_no_class(tmp_path, predicted, odd, want):
+    outlier = np.array(odd, dtype=bool)
+    given = np.full(len(odd), -1)
+    data = report_data(photos=len(odd), labeled=0, predicted=np.array(predicted), given=given, is_outlier=outlier)
+    assert headline(data) == want
+    galleries = payload(written(tmp_path, data))["galleries"]
+    found = {(g["kind"], g["class"]): g["found"] for g in galleries}
+    assert sum(n for (kind, _), n in found.items() if kind in ("seen", "new")) == len(odd) - sum(odd)
+    assert found["outliers", -1] == sum(odd)
+
+
+@pytest.mark.parametrize(
     ("confidence", "outlier", "want"),
     [
         ([0.9, 0.5, 0.9], [0, 0, 0], "None is uncertain; none is unlike everything."),

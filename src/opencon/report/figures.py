@@ -23,10 +23,7 @@ Mask = NDArray[np.bool_]
 
 SIZE = (11.0, 5.2)  # inches; 1100 x 520 pixels, the width of a README page
 DPI = 100
-TSNE_IMAGES = (
-    30,
-    5000,
-)  # ours, because below its default perplexity (30) t-SNE has no neighbors, above it takes minutes
+TSNE_IMAGES = (31, 5000)  # t-SNE wants more images than its perplexity, which is 30; above (ours) it takes minutes
 NAMED_CLASSES = 40  # ours, because more names than this hide the picture
 # Ten colors that stay apart under common color blindness (Paul Tol's qualitative scheme); further classes go round.
 COLORS = ("#332288", "#88ccee", "#44aa99", "#117733", "#999933", "#ddcc77", "#661100", "#cc6677", "#882255", "#aa4499")
@@ -64,7 +61,7 @@ def embedding_figure(
         class_names: one name for each true class, by number.
         title: a line above both panels.
         path: where the PNG goes; its folder must exist.
-        projection: "pca", "tsne", or "auto": t-SNE for 30 to 5000 images, else PCA.
+        projection: "pca", "tsne", or "auto": t-SNE for 31 to 5000 images, else PCA.
         seed: of t-SNE.
     """
     figure = blank_figure(SIZE)

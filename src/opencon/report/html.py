@@ -129,21 +129,24 @@ def write_report(data: ReportData, path: Path) -> Path:
 def headline(data: ReportData) -> str:
     """The outcome in one sentence, about the photos that had no label."""
     predicted, is_free = np.asarray(data.predicted), np.asarray(data.given) < 0
+    belongs = is_free & ~np.asarray(data.is_outlier, dtype=bool)
     if not is_free.any():
         all_of_them = "The only photo carries" if len(is_free) == 1 else f"All {len(is_free):,} photos carry"
         return f"{all_of_them} your label: nothing was left to discover"
-    total = int(is_free.sum())
-    seen = int((predicted[is_free] < data.num_seen).sum())
-    groups = _number(len(np.unique(predicted[is_free & (predicted >= data.num_seen)])), "new group")
+    total, odd = int(is_free.sum()), int((is_free & ~belongs).sum())
+    seen = int((predicted[belongs] < data.num_seen).sum())
+    new = total - seen - odd
+    groups = _number(len(np.unique(predicted[belongs & (predicted >= data.num_seen)])), "new group")
     photos = _number(total, "photo")
     if seen == total:
         return f"{photos}: {'it is something' if total == 1 else 'all are things'} you know, no new group"
-    if seen == 0:
+    if new == total:
         falls = "it falls" if total == 1 else "none is a thing you know, they fall"
         return f"{photos}: {falls} into {groups}"
     known = "1 is a thing" if seen == 1 else f"{seen:,} are things"
-    new = "1 falls" if total - seen == 1 else f"{total - seen:,} fall"
-    return f"{photos}: {known} you know, {new} into {groups}"
+    fall = "1 falls" if new == 1 else f"{new:,} fall"
+    parts = [f"{known} you know"] * bool(seen) + [f"{fall} into {groups}"] * bool(new)
+    return f"{photos}: {', '.join([*parts, *[f'{_be(odd)} unlike everything'] * bool(odd)])}"
 
 
 def _sureness(rows: _Rows) -> str:
@@ -220,10 +223,10 @@ def _problems(data: ReportData) -> str:
 
 def _shares(data: ReportData, rows: _Rows) -> str:
     """A bar of the unlabeled photos, class by class; decoration, the headline says the same."""
-    counts = np.bincount(rows.predicted[rows.is_free], minlength=len(data.class_names))
+    counts = np.bincount(rows.predicted[rows.is_free & ~rows.is_outlier], minlength=len(data.class_names))
     at, bars = 0.0, []
     for c, count in enumerate(counts.tolist()):
-        wide = 1000 * count / max(int(counts.sum()), 1)
+        wide = 1000 * count / max(int(rows.is_free.sum()), 1)  # what is unlike everything leaves a gap
         if count:
             kind = "seen" if c < data.num_seen else "novel"
             bars.append(f'<rect class="{kind}" x="{at:.1f}" width="{max(wide - 2, 0.5):.1f}" height="10"/>')
@@ -263,7 +266,7 @@ def _galleries(data: ReportData, rows: _Rows) -> list[dict[str, Any]]:
     for c in [*range(data.num_seen, len(data.class_names)), *range(data.num_seen)]:
         here = rows.shown_as == c
         kind = "seen" if c < data.num_seen else "new"
-        add(kind, c, np.flatnonzero(here & rows.is_free), np.flatnonzero(here & ~rows.is_free))
+        add(kind, c, np.flatnonzero(here & rows.is_free & ~rows.is_outlier), np.flatnonzero(here & ~rows.is_free))
     none = np.empty(0, np.int64)
     add("outliers", -1, np.flatnonzero(rows.is_outlier), none)
     add("doubtful", -1, none, np.flatnonzero(rows.is_doubtful))

@@ -72,7 +72,7 @@ function strip(title, list, className) {
 }
 
 function membersWithPicture(g) {  // surest first, then those that the user labeled
-  const isInside = { outliers: isOdd, doubtful: isDoubtful }[g.kind] || ((i) => shownAs(i) === g.class);
+  const isInside = { outliers: isOdd, doubtful: isDoubtful }[g.kind] || ((i) => shownAs(i) === g.class && !isOdd(i));
   return everyPhoto().filter((i) => page.pictures[i] && isInside(i))
     .sort((a, b) => isLabeled(a) - isLabeled(b) || P.confidence[b] - P.confidence[a]);
 }
@@ -161,7 +161,8 @@ let opened = [], at = 0;
 
 function factsOf(i) {
   const facts = isLabeled(i) ? [["Your label", page.classes[P.given[i]]]] : [];
-  facts.push([isLabeled(i) ? "Looks like" : "Put into", nameOf(P.predicted[i])], ["Sure", percent(P.confidence[i])]);
+  const how = isLabeled(i) ? "Looks like" : isOdd(i) ? "Nearest" : "Put into";
+  facts.push([how, nameOf(P.predicted[i])], ["Sure", percent(P.confidence[i])]);
   const threshold = page.threshold === null ? "" : `, threshold ${Number(page.threshold.toPrecision(3))}`;
   facts.push(["Novelty", P.novelty[i] + threshold]);
   if (isOdd(i) || isUnsure(i)) facts.push(["Note", isOdd(i) ? "unlike everything" : "uncertain"]);
