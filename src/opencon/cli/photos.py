@@ -117,8 +117,7 @@ def discover(
     if how.fit.num_novel is not None and new < how.fit.num_novel:
         console.print(f"{how.fit.num_novel} new groups were asked for; {new} stood apart.")
     if found.num_outliers:
-        be = "is" if found.num_outliers == 1 else "are"
-        console.print(f"{found.num_outliers} {be} unlike everything: see unlike_everything in assignments.csv.")
+        console.print("Which are unlike everything says the column unlike_everything in assignments.csv.")
     if "all" in found.record:
         r = found.record
         scores = ", ".join(f"{key} {r[key]:.1%}" for key in ("all", "novel", "seen"))
