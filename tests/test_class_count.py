@@ -531,3 +531,12 @@ def test_bad_input_is_found_wherever_it_is():
             DataError, match=f"1 of 6 rows of x hold NaN, infinity or more than float32 can, the first is row {row}"
         ):
             estimate_classes(x, NONE, num_seen=0)
+
+
+def test_groups_that_do_not_stand_apart_are_not_said_to():
+    noise = torch.randn(300, 30, generator=torch.Generator().manual_seed(0))
+    labels = torch.where(torch.arange(300) < 40, torch.arange(300) % 2, -1)
+    assert "little more than a guess" in estimate_classes(noise, labels, num_seen=2).why
+    truth = torch.arange(300) % 5
+    apart = estimate_classes(noise + 20 * torch.eye(5, 30)[truth], torch.where(truth < 2, truth, -1), num_seen=2)
+    assert "the groups stand apart" in apart.why

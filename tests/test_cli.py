@@ -2,6 +2,7 @@
 
 import io
 import json
+import signal
 import sys
 from contextlib import contextmanager
 from dataclasses import replace
@@ -280,7 +281,8 @@ def test_tensorboard_that_is_not_installed(capsys, tmp_path, monkeypatch):
 # --- Ctrl-C -----------------------------------------------------------------------------------------------------------
 
 
-def test_interrupted_then_the_same_command_resumes_and_finishes(capsys, finished, tmp_path, monkeypatch):
+@pytest.mark.parametrize(("by", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_interrupted_then_the_same_command_resumes_and_finishes(capsys, finished, tmp_path, monkeypatch, by, code):
     plain_bar = cli.research.progress_bar
 
     @contextmanager
@@ -290,7 +292,7 @@ def test_interrupted_then_the_same_command_resumes_and_finishes(capsys, finished
             def epoch_done(record):
                 callbacks.epoch_done(record)
                 if record["epoch"] == 0:
-                    raise KeyboardInterrupt
+                    signal.raise_signal(by)
 
             yield replace(callbacks, epoch_done=epoch_done)
 
@@ -298,7 +300,8 @@ def test_interrupted_then_the_same_command_resumes_and_finishes(capsys, finished
     with monkeypatch.context() as patch:
         patch.setattr(cli.research, "progress_bar", interrupted)
         ran = opencon(capsys, *args)
-    assert ran.code == 130
+    assert ran.code == code
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
     assert ran.err == "opencon: interrupted. The same command resumes from the last finished epoch.\n"
     assert "note: this run is not finished" in works(capsys, "evaluate", tmp_path / "run").out
     assert not (tmp_path / "run/result.json").exists()

@@ -4,6 +4,8 @@ import json
 import pytest
 import torch
 
+from opencon import openworld
+from opencon.class_count import CountEstimate
 from opencon.errors import ConfigError, DataError
 from opencon.methods import METHODS
 from opencon.metrics import open_world_accuracy
@@ -196,6 +198,17 @@ def test_twice_as_many_groups_as_there_are_does_no_harm():
     x, labels, truth = problem((200,) * 6, num_seen=3, num_labeled=50)
     found = fit_features(x, labels, OpenWorldConfig(num_novel=9, steps=10))
     assert accuracy(found, labels, truth)[0] > 0.95
+
+
+@pytest.mark.parametrize(("each", "looked_for"), [(60, 2), (120, 7)])
+def test_more_groups_than_estimated_are_looked_for_where_there_are_rows_to_decide_by(each, looked_for, monkeypatch):
+    x, labels, _ = problem((each,) * 5)
+    estimate = CountEstimate(num_classes=5, low=4, high=6, curve=((5, 1.0),), why="so it is")
+    monkeypatch.setattr("opencon.class_count.estimate_classes", lambda *rows, **how: estimate)
+    start, asked = openworld._start, []
+    monkeypatch.setattr(openworld, "_start", lambda *given: asked.append(given[3]) or start(*given))
+    fit_features(x, labels, OpenWorldConfig(steps=0))
+    assert asked == [looked_for]
 
 
 def test_an_unknown_number_of_groups():

@@ -54,6 +54,7 @@ ANCHORS = 2 / 3  # share of the seen classes that a half-tree is scored on
 BLUR = 0.1  # the interval takes in every k whose score is so near the best, times the share of anchors that is wrong
 LARGEST = 50  # groups to try when nothing is said, or
 PER_SEEN = 4  # so many times the seen classes
+APART = 0.1  # silhouette from which groups are said to stand apart; noise has 0.01, photos 0.5
 ROUNDING = 1e-6  # float32: lengths below this share of the longest row are rounding
 
 
@@ -330,7 +331,8 @@ def nothing_to_find(num_classes: int, why: str) -> CountEstimate:
 
 def _reason(best: int, tried: list[int], means: Any, low: int, high: int, num_labeled: int) -> str:
     share, separation = (float(value) for value in means)
-    apart = f"the groups stand apart (silhouette {separation:.2f}; 0 is not at all, 1 is perfectly)"
+    how = "stand apart" if separation >= APART else "hardly stand apart, so this is little more than a guess"
+    apart = f"the groups {how} (silhouette {separation:.2f}; 0 is not at all, 1 is perfectly)"
     others = f"{low} to {high} fit nearly as well" if high > low else "no other number fits nearly as well"
     tries = f"{tried[0]} to {tried[-1]} groups were tried"
     if not num_labeled:

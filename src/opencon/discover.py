@@ -106,15 +106,16 @@ def plan(photos: Photos, config: DiscoverConfig, device: torch.device) -> dict[s
     seconds = len(photos.paths) * (1 + f.num_views) / _images_per_second(Extractor(encoder, f, device))
     about = f"about {seconds / 60:.0f} min" if seconds >= 90 else f"about {max(seconds, 1):.0f} s"
     labeled, classes = photos.num_labeled, len(photos.class_names)
+    looks = "as it is" if f.num_views == 0 else f"and {f.num_views} view{'s' * (f.num_views > 1)} of it"
     groups = "as many new groups as there seem to be" if config.fit.num_novel is None else f"{config.fit.num_novel} new"
     return {
         "photos": f"{len(photos.paths):,}: {labeled:,} labeled in {classes} class{'es' if classes > 1 else ''} "
         f"({some_names(photos.class_names)}), {len(photos.paths) - labeled:,} unlabeled",
-        "encoder": f"{f.encoder} at {encoder.image_size} px, {1 + f.num_views} views of each photo: {about} "
+        "encoder": f"{f.encoder} at {encoder.image_size} px, each photo {looks}: {about} "
         f"where nothing is cached; learning and the page come on top",
         "looks for": f"the {classes} seen and {groups}",
         "method": f"{config.fit.method}, seed {config.fit.seed}"
-        + (", the encoder's last stage learns too" if config.finetune else ""),
+        + (f", the encoder's last stage learns too{', for hours on a CPU' * (device.type == 'cpu')}" * config.finetune),
     }
 
 

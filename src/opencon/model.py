@@ -344,8 +344,7 @@ class OpenConModel:
         """
         folder, device = Path(folder).expanduser(), pick_device(str(device))
         settings = _read_settings(folder)
-        found = settings.get("format")
-        if isinstance(found, int) and found > FORMAT:
+        if isinstance(found := settings.get("format"), int) and found > FORMAT:
             raise RunError(
                 f"{folder} was written by opencon {settings.get('opencon')} (format {found}); this is opencon "
                 f"{__version__}, which reads up to format {FORMAT}. Run: pip install --upgrade opencon"

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import ctypes
 import os
+import signal
 import sys
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Annotated
@@ -76,9 +78,19 @@ def show_count(found: CountEstimate) -> None:
 
 @contextmanager
 def resumable(what: str = "The same command resumes from the last finished epoch.") -> Iterator[None]:
-    """Ctrl-C inside ends with a word and code 130; typer alone would say nothing."""
+    """Ctrl-C inside ends with a word and code 130; SIGTERM, by which schedulers and containers stop a job, with 143."""
+    asked: list[int] = []
+
+    def stop(number: int, frame: object) -> None:
+        asked.append(number)
+        raise KeyboardInterrupt
+
+    usual = signal.signal(signal.SIGTERM, stop) if threading.current_thread() is threading.main_thread() else None
     try:
         yield
     except KeyboardInterrupt:
         errors.print(f"opencon: interrupted. {what}")
-        raise typer.Exit(130) from None
+        raise typer.Exit(128 + (asked or [signal.SIGINT])[0]) from None
+    finally:
+        if usual is not None:
+            signal.signal(signal.SIGTERM, usual)
