@@ -281,6 +281,14 @@ def test_tensorboard_that_is_not_installed(capsys, tmp_path, monkeypatch):
 # --- Ctrl-C -----------------------------------------------------------------------------------------------------------
 
 
+def test_a_dry_run_refuses_a_stage_that_is_not_there(capsys, tmp_path):
+    ran = opencon(
+        capsys, "train", "digits", "--out", tmp_path / "run", "--set", "encoder.train_from=conv9", "--dry-run"
+    )
+    assert ran.code == 2
+    assert "'conv9' is not a stage of this encoder. Did you mean 'conv3'?" in ran.err
+
+
 @pytest.mark.parametrize(("by", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_interrupted_then_the_same_command_resumes_and_finishes(capsys, finished, tmp_path, monkeypatch, by, code):
     plain_bar = cli.research.progress_bar

@@ -17,7 +17,7 @@ from torch import Tensor
 from opencon.anchor_count import COUNTERS
 from opencon.config import EvaluationSet, Protocol, RunConfig, to_dict, with_settings
 from opencon.data.augment import Augment, plain_view
-from opencon.data.benchmarks import Dataset, dataset_info, load_dataset
+from opencon.data.benchmarks import Dataset, DatasetInfo, dataset_info, load_dataset
 from opencon.data.loader import TwoStreamLoader
 from opencon.data.split import Split, batch_shares, check_split, make_split
 from opencon.data.streaming import Images
@@ -53,7 +53,7 @@ class Callbacks:
 def plan(config: RunConfig, *, download: bool = False) -> dict[str, str]:
     """What a run would do, in words; refuses a configuration that does not fit the data. Loads no image."""
     info = dataset_info(config.data, download=download)
-    check_fits(config, info.num_classes, info.num_train, has_test=bool(info.num_test))
+    check_fits(config, info)
     encoder = config.encoder
     start = f"weights from {encoder.weights}" if encoder.weights else "random weights"
     learns = {"all": "everything learns", "head": "only the head learns"}.get(
@@ -83,20 +83,23 @@ def plan(config: RunConfig, *, download: bool = False) -> dict[str, str]:
     return shown
 
 
-def check_fits(config: RunConfig, num_classes: int, num_train: int, *, has_test: bool) -> None:
+def check_fits(config: RunConfig, info: DatasetInfo) -> None:
     """Refuse what cannot work before anything is loaded."""
-    ENCODERS[config.encoder.name]
+    num_train = info.num_train
+    with torch.device("meta"), seeded(0):  # shapes alone
+        encoder = ENCODERS[config.encoder.name].build(info.channels, config.augment.size or info.image_size)
+        encoder.freeze(config.encoder.train_from)
     if config.train.epochs and not config.method.trains:
         raise ConfigError(f"{config.method.name} learns nothing: train.epochs = {config.train.epochs} must be 0.")
     # Without an epoch there is no batch: any size will do.
     batch, share = (config.train.batch_size, config.train.labeled_share) if config.train.epochs else (num_train, None)
     if config.method.uses_labels:
-        check_split(config.split, num_classes, num_train, batch, share)
+        check_split(config.split, info.num_classes, num_train, batch, share)
     elif batch > num_train:
         raise ConfigError(
             f"train.batch_size = {config.train.batch_size} is more than the {num_train} images there are."
         )
-    if config.eval.on == "test" and not has_test:
+    if config.eval.on == "test" and not info.num_test:
         raise ConfigError(f"{config.data.name} has no held-out test images. Use eval.on=unlabeled (--on unlabeled).")
     if config.encoder.weights and not Path(config.encoder.weights).is_file():
         raise ConfigError(f"encoder.weights = {config.encoder.weights} is not a file. Give a checkpoint, or none.")
@@ -170,7 +173,7 @@ def prepare(
 ) -> Workbench:
     """Check that the configuration fits, load the data, and assemble."""
     info = dataset_info(config.data, download=download)
-    check_fits(config, info.num_classes, info.num_train, has_test=bool(info.num_test))
+    check_fits(config, info)
     return assemble(config, load_dataset(config.data, download=download), device, split=split)
 
 
