@@ -1,6 +1,6 @@
 """`opencon discover` on a folder of photos whose classes are known: accuracy, number of classes, seconds, over seeds.
 
-python benchmarks/photos.py --photos DIR [--seeds 5] [--quick]
+python benchmarks/photos.py --photos DIR [--seeds 5] [--unlabeled 160 --name photos-few] [--quick]
 
 DIR holds labeled/<class>/, unlabeled/ and truth.csv (file,class). The first discovery starts without a cache; the others use
 the features it kept. k-means gets the same features and the number of classes. Protocol gcd, on the unlabeled photos.
@@ -12,6 +12,7 @@ import argparse
 import statistics
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -38,11 +39,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--photos", type=Path, required=True)
     parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--unlabeled", type=int, help="leave out all unlabeled photos but the first so many")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--name", default="photos")
     args = parser.parse_args()
     seeds = 1 if args.quick else args.seeds
     photos = from_two_folders(args.photos / "labeled", args.photos / "unlabeled")
+    if args.unlabeled is not None:
+        most = photos.num_labeled + args.unlabeled  # labeled ones come first
+        photos = replace(photos, paths=photos.paths[:most], labels=photos.labels[:most])
     truth = read_truth(args.photos / "truth.csv")
     classes = sorted(set(truth.values()) - set(photos.class_names))
     num_novel, num_seen = len(classes), len(photos.class_names)

@@ -84,3 +84,11 @@ def test_the_pages_are_made_from_the_results():
         sys.path.pop(0)
     for path, text in page.pages().items():
         assert path.read_text(encoding="utf-8") == text, f"{path.name}: run python benchmarks/page.py"
+
+
+def test_few_photos():
+    text = (ROOT / "docs/discover.md").read_text()
+    for name in ("photos-160", "photos-80"):
+        got = results(name)["number unknown"]["all"]
+        shown = f"{100 * got['mean']:.1f} ± {100 * got['std']:.1f} %"
+        assert shown in text[: text.index(f"results/{name}.json")][-120:]
