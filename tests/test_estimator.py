@@ -234,13 +234,40 @@ def test_labels_of_new_groups_are_new(classes, labels):
     assert with_new(classes, 0) is classes
 
 
+class NAType:
+    """As pandas has it: neither equal to anything nor true or false."""
+
+    def __bool__(self):
+        raise TypeError
+
+    def __eq__(self, other):
+        return self
+
+    __hash__ = None
+
+
+@pytest.mark.parametrize(
+    ("y", "classes"),
+    [
+        (np.array([2.0, np.nan, 0.0, -1.0]), [0, 2]),
+        (np.array(["b", NAType(), "a", None], dtype=object), ["a", "b"]),
+        (np.array([2, NAType(), 0, -1], dtype=object), [0, 2]),
+        (["b", float("nan"), "a", -1], ["a", "b"]),
+    ],
+)
+def test_what_pandas_makes_of_a_missing_label_is_one(y, classes):
+    found, codes = encode_labels(y)
+    assert found.tolist() == classes
+    assert codes.tolist() == [1, -1, 0, -1]
+
+
 @pytest.mark.parametrize(
     ("y", "words"),
     [
         (None, "requires y to be passed.*KMeans"),
         ([-1] * 150, r"no labeled row \(all 150 are -1 or None\).*KMeans"),
         ([None] * 150, "no labeled row"),
-        (np.full(150, np.nan), "y contains NaN. Mark unlabeled rows with -1"),
+        (np.full(150, np.nan), "no labeled row"),
         (np.full(150, np.inf), "infinity"),
         (np.linspace(0, 1, 150), "continuous"),
         (np.array(["a", 1, None] * 50, dtype=object), "y holds int, str. Give labels that are all strings"),

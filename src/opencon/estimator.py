@@ -60,8 +60,8 @@ class InputError(DataError, ValueError):
 class OpenWorldClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, TransformerMixin, BaseEstimator):  # type: ignore[misc]
     """Recognize the classes that have labels, and group what belongs to none of them.
 
-    `y` holds the class of each labeled row. Unlabeled rows, of seen classes and of new ones, are -1 among numbers and
-    None (or what pandas makes of it, NaN) among strings, where "-1" is a class like any other.
+    `y` holds the class of each labeled row. Unlabeled rows, of seen classes and of new ones, are -1 or NaN among numbers
+    and None (or what pandas makes of it, NaN or NA) among strings, where "-1" is a class like any other.
 
     Args:
         n_novel: how many new groups to look for, or "auto" to have it estimated.
@@ -257,10 +257,9 @@ def encode_labels(y: Any) -> tuple[Array, npt.NDArray[np.int64]]:
         given = np.array([not _is_missing(value) for value in y], dtype=bool)
         named = _of_one_type(y[given])
     else:
-        if y.dtype.kind == "f" and np.isnan(y).any():
-            raise InputError("Input y contains NaN. Mark unlabeled rows with -1, say by np.nan_to_num(y, nan=-1).")
-        assert_all_finite(y, input_name="y")
-        given, named = np.ones(len(y), dtype=bool), y
+        given = ~np.isnan(y) if y.dtype.kind == "f" else np.ones(len(y), dtype=bool)
+        named = y[given]
+        assert_all_finite(named, input_name="y")
     if named.dtype.kind in "iuf":
         is_class = named != -1
         given[given], named = is_class, named[is_class]
@@ -275,8 +274,10 @@ def encode_labels(y: Any) -> tuple[Array, npt.NDArray[np.int64]]:
 
 
 def _is_missing(value: object) -> bool:
-    """None, what pandas makes of it (NaN), or the number -1."""
-    return value is None or (isinstance(value, float) and math.isnan(value)) or (_is_whole(value) and value == -1)
+    """None, what pandas makes of it (NaN, NA), or the number -1."""
+    if value is None or type(value).__name__ == "NAType":
+        return True
+    return (isinstance(value, float) and math.isnan(value)) or (_is_whole(value) and value == -1)
 
 
 def _is_whole(value: object) -> bool:

@@ -156,9 +156,12 @@ def test_special_characters_survive_latex(runs):
 def test_what_cannot_be_compared(runs, tmp_path):
     with pytest.raises(RunError, match="nothing is not a run, and there is none in it"):
         compare_runs([tmp_path / "nothing"])
-    make_run(runs / "twin", settings=["train.seed=1"])
-    with pytest.raises(ConfigError, match=r"are the same experiment with the same seed 1\. Leave one of them out"):
-        compare_runs([runs])
+    before, said = compare_runs([runs]), []
+    twin = make_run(runs / "twin", settings=["train.seed=1"])
+    assert compare_runs([runs], said.append) == before  # found, not named: one of the two counts
+    assert "twin is the same experiment as" in said[0]
+    with pytest.raises(ConfigError, match="with the same seed 1: one of them counts"):
+        compare_runs([twin, *sorted(runs.iterdir())])
     half = make_run(tmp_path / "half" / "a")
     (half / "result.json").unlink()
     with pytest.raises(RunError, match=r"is not finished\. Resume it"):

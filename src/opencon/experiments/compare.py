@@ -105,10 +105,16 @@ def compare_runs(paths: Iterable[Path], say: Callable[[str], None] = lambda text
 
     A run that is named must fit; one that was only found in a folder and does not is left out, and said so.
     """
-    runs = []
+    runs: dict[tuple[str, str, int], Run] = {}
     for path, is_named in find_runs(paths).items():
         try:
-            runs.append(read_run(path))
+            run = read_run(path)
+            twin = runs.setdefault((_title(run), _experiment(run), run.config.train.seed), run)
+            if twin is not run:
+                raise ConfigError(
+                    f"{path} is the same experiment as {twin.path}, with the same seed {run.config.train.seed}: one of "
+                    f"them counts."
+                )
         except OpenConError as err:
             if is_named:
                 raise
@@ -116,7 +122,7 @@ def compare_runs(paths: Iterable[Path], say: Callable[[str], None] = lambda text
     if not runs:
         raise RunError("there is no finished run to compare.")
     groups: dict[str, list[Run]] = {}
-    for run in runs:
+    for run in runs.values():
         groups.setdefault(_title(run), []).append(run)
     return [Section(title, _rows(found)) for title, found in groups.items()]
 
@@ -188,19 +194,14 @@ def _is_told_otherwise(config: RunConfig) -> bool:
     return told is not None and not (name in DATASETS and told == DATASETS[name].info.num_classes)
 
 
+def _experiment(run: Run) -> str:
+    return json.dumps(run.experiment, sort_keys=True, default=list)
+
+
 def _rows(runs: Sequence[Run]) -> tuple[Row, ...]:
     groups: dict[str, list[Run]] = {}
     for run in runs:
-        groups.setdefault(json.dumps(run.experiment, sort_keys=True, default=list), []).append(run)
-    for same in groups.values():
-        seeds: dict[int, Run] = {}
-        for run in same:
-            twin = seeds.setdefault(run.config.train.seed, run)
-            if twin is not run:
-                raise ConfigError(
-                    f"{twin.path} and {run.path} are the same experiment with the same seed {run.config.train.seed}. "
-                    f"Leave one of them out."
-                )
+        groups.setdefault(_experiment(run), []).append(run)
     by_method: dict[str, list[list[Run]]] = {}
     for same in groups.values():
         by_method.setdefault(same[0].config.method.name, []).append(same)
