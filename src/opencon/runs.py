@@ -166,7 +166,8 @@ class RunFolder:
         try:
             state: dict[str, Any] = torch.load(self.checkpoint, map_location="cpu", weights_only=True)
         except Exception as err:  # torch raises many kinds for a damaged file
-            raise RunError(f"cannot read {self.checkpoint} ({err}). Delete it to start this run over.") from err
+            said = f"{type(err).__name__}: {err}"  # some say no more than a number
+            raise RunError(f"cannot read {self.checkpoint} ({said}). Delete it to start this run over.") from err
         changed = _changes(state["config"], config) if config is not None else {}
         if changed:
             lines = "\n".join(f"  {k}: {old!r} in the checkpoint, {new!r} now" for k, (old, new) in changed.items())

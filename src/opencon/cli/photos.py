@@ -121,7 +121,8 @@ def discover(
     if "all" in found.record:
         r = found.record
         scores = ", ".join(f"{key} {r[key]:.1%}" for key in ("all", "novel", "seen"))
-        console.print(f"Accuracy (protocol {r['protocol']}, {r['num_images']:,} unlabeled photos): {scores}")
+        on = f"protocol {r['protocol']}, {r['num_images']:,} unlabeled photos"
+        console.print(f"Accuracy ({on}): {scores}", soft_wrap=True)
     for file, reason in found.problems[:MOST_PROBLEMS]:
         errors.print(f"set aside: {printable_text(file)} {reason}")
     if len(found.problems) > MOST_PROBLEMS:
