@@ -107,6 +107,9 @@ def plan(photos: Photos, config: DiscoverConfig, device: torch.device) -> dict[s
     about = f"about {seconds / 60:.0f} min" if seconds >= 90 else f"about {max(seconds, 1):.0f} s"
     labeled, classes = photos.num_labeled, len(photos.class_names)
     looks = "as it is" if f.num_views == 0 else f"and {f.num_views} view{'s' * (f.num_views > 1)} of it"
+    tuning = ", the encoder's last stage learns too" if config.finetune else ""
+    if config.finetune and device.type == "cpu":
+        tuning += ", which takes hours on a CPU"
     groups = "as many new groups as there seem to be" if config.fit.num_novel is None else f"{config.fit.num_novel} new"
     return {
         "photos": f"{len(photos.paths):,}: {labeled:,} labeled in {classes} class{'es' if classes > 1 else ''} "
@@ -114,8 +117,7 @@ def plan(photos: Photos, config: DiscoverConfig, device: torch.device) -> dict[s
         "encoder": f"{f.encoder} at {encoder.image_size} px, each photo {looks}: {about} "
         f"where nothing is cached; learning and the page come on top",
         "looks for": f"the {classes} seen and {groups}",
-        "method": f"{config.fit.method}, seed {config.fit.seed}"
-        + (f", the encoder's last stage learns too{', for hours on a CPU' * (device.type == 'cpu')}" * config.finetune),
+        "method": f"{config.fit.method}, seed {config.fit.seed}{tuning}",
     }
 
 

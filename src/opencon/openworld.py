@@ -210,8 +210,8 @@ def fit_features(
         count = estimate_classes(x, labels, num_seen=num_seen, seed=config.seed)
         # Where halves of the data disagree, classes overlap and the estimate tends to be low: look for more than that, and
         # let merging decide, if there are rows to decide by.
-        sure, many = count.low == count.high or count.num_classes == num_seen, PLENTY * count.num_classes
-        least = count.num_classes - num_seen
+        sure = count.low == count.high or count.num_classes == num_seen
+        least, many = count.num_classes - num_seen, PLENTY * count.num_classes
         num_novel = least if sure or len(x) < ENOUGH * many else many - num_seen
     num_novel = min(num_novel, int((labels < 0).sum()))  # a group needs a row of its own
 

@@ -143,10 +143,12 @@ def headline(data: ReportData) -> str:
     if new == total:
         falls = "it falls" if total == 1 else "none is a thing you know, they fall"
         return f"{photos}: {falls} into {groups}"
-    known = "1 is a thing" if seen == 1 else f"{seen:,} are things"
-    fall = "1 falls" if new == 1 else f"{new:,} fall"
-    parts = [f"{known} you know"] * bool(seen) + [f"{fall} into {groups}"] * bool(new)
-    return f"{photos}: {', '.join([*parts, *[f'{_be(odd)} unlike everything'] * bool(odd)])}"
+    parts = {
+        f"{'1 is a thing' if seen == 1 else f'{seen:,} are things'} you know": seen,
+        f"{'1 falls' if new == 1 else f'{new:,} fall'} into {groups}": new,
+        f"{_be(odd)} unlike everything": odd,
+    }
+    return f"{photos}: {', '.join(part for part, count in parts.items() if count)}"
 
 
 def _sureness(rows: _Rows) -> str:
