@@ -7,14 +7,17 @@ import os
 import shutil
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from opencon import cli
 from opencon.data.photos import shown_name
+from opencon.discover import groups_of
 from opencon.model import OpenConModel, identity
 from opencon.runs import RunFolder
 
@@ -310,6 +313,27 @@ def test_what_cannot_be_finetuned_is_said_before_any_work(capsys, originals, tmp
     monkeypatch.setattr("opencon.finetune.MAX_GB", 1e-6)
     said = refused(capsys, "discover", *where(originals), *FAST, "--finetune", "--dry-run", "--out", tmp_path / "run")
     assert "--finetune holds all photos in memory" in said
+
+
+def test_a_photo_that_goes_while_the_encoder_learns_takes_its_label_with_it(capsys, photos, tmp_path, monkeypatch):
+    def tuned(paths, labels, features, **how):
+        paths[0].unlink()
+        return features
+
+    monkeypatch.setattr("opencon.discover.finetune", tuned)
+    works(capsys, "discover", *where(photos), *FAST, "--novel", 2, "--finetune", "--out", tmp_path / "run")
+    rows = rows_of(tmp_path / "run")
+    assert [row["file"] for row in rows if row["error"]] == ["known/amber/0.png"]
+    for row in rows:
+        parts = Path(row["file"]).parts
+        assert row["given"] == (parts[1] if parts[0] == "known" and not row["error"] else "")
+
+
+def test_what_is_unlike_everything_is_in_no_group():
+    said = SimpleNamespace(classes=torch.tensor([0, 0, 1, 1, 1]), is_outlier=torch.tensor([0, 1, 0, 0, 1]).bool())
+    fitted = SimpleNamespace(prediction=said, model=SimpleNamespace(num_seen=1))
+    groups = groups_of(fitted, torch.tensor([-1, -1, -1, 0, -1]), ("cat", "new-1"))
+    assert [(group.name, group.is_new, group.size) for group in groups] == [("cat", False, 1), ("new-1", True, 1)]
 
 
 def test_thirty_photos(capsys, originals, tmp_path):

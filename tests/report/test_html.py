@@ -98,9 +98,13 @@ def test_what_is_unlike_everything_belongs_to_no_class(tmp_path, predicted, odd,
     given = np.full(len(odd), -1)
     data = report_data(photos=len(odd), labeled=0, predicted=np.array(predicted), given=given, is_outlier=outlier)
     assert headline(data) == want
-    galleries = payload(written(tmp_path, data))["galleries"]
+    page = written(tmp_path, data)
+    bars = re.findall(r'<rect class="(?:seen|novel)" x="[\d.]+" width="([\d.]+)" height="10"/>', page)
+    belong = len(odd) - sum(odd)
+    assert sum(float(width) + 2 for width in bars) == pytest.approx(1000 * belong / len(odd), abs=0.2)
+    galleries = payload(page)["galleries"]
     found = {(g["kind"], g["class"]): g["found"] for g in galleries}
-    assert sum(n for (kind, _), n in found.items() if kind in ("seen", "new")) == len(odd) - sum(odd)
+    assert sum(n for (kind, _), n in found.items() if kind in ("seen", "new")) == belong
     assert found["outliers", -1] == sum(odd)
 
 
