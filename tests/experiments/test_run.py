@@ -26,7 +26,7 @@ from opencon.encoders import Embedder, Encoder
 from opencon.errors import ConfigError, DivergedError, RunError
 from opencon.experiments.run import Callbacks, build_loader, draw, evaluate_run, open_run, plan, prepare, train
 from opencon.methods import METHODS, GCDConfig, KMeansConfig, OpenCon, OpenConConfig, SimCLRConfig, SimGCDConfig
-from opencon.runs import RunFolder
+from opencon.training.run_folder import RunFolder
 
 CPU = torch.device("cpu")
 # Not the recipe, which may be tuned: what these tests see should not move with it.

@@ -6,8 +6,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from opencon.anchor_count import COUNTERS
 from opencon.config import EvaluationSet
+from opencon.counting import COUNTERS
 from opencon.errors import ConfigError
 from opencon.methods import Assignment, FeatureBank
 from opencon.novelty import novelty_table

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from opencon.anchor_count import COUNTERS
 from opencon.config import EvaluationSet, Protocol, RunConfig, to_dict, with_settings
+from opencon.counting import COUNTERS
 from opencon.data.augment import Augment, plain_view
 from opencon.data.benchmarks import Dataset, DatasetInfo, dataset_info, load_dataset
 from opencon.data.loader import TwoStreamLoader
@@ -26,14 +26,14 @@ from opencon.errors import ConfigError
 from opencon.experiments.keeper import Keeper, tensorboard_writer
 from opencon.experiments.measures import class_count, draw_paper_figures, novelty_scores
 from opencon.experiments.recipes import run_config
-from opencon.features import BATCH, embed_images
 from opencon.methods import METHODS, Assignment, FeatureBank, Method, Task
 from opencon.metrics import evaluate, knn_accuracy
-from opencon.optim import build_optimizer
 from opencon.report.figures import embedding_figure
-from opencon.runs import RunFolder
 from opencon.runtime import environment, seeded
-from opencon.trainer import fit
+from opencon.training.embedding import BATCH, embed_images
+from opencon.training.optimizer import build_optimizer
+from opencon.training.run_folder import RunFolder
+from opencon.training.trainer import fit
 
 MOST_PROBLEMS = 10  # files set aside that are named one by one
 MEASURED_STEPS = 50  # ours: of two views each, so that statistics scatter ten times less than a batch's
