@@ -11,7 +11,7 @@ from sklearn.datasets import load_digits
 from opencon.cluster.kmeans import kmeans
 from opencon.counting import COUNTERS, dtc, gcd
 from opencon.counting.base import CountEstimate
-from opencon.counting.dtc import Apart, count_by_probes, groups_that_count, keep_anchors
+from opencon.counting.dtc import Apart, count_by_probes, groups_that_count, keep_classes
 from opencon.counting.gcd import count_by_accuracy
 from opencon.counting.tree import estimate_classes
 from opencon.errors import ConfigError, DataError
@@ -116,20 +116,20 @@ def test_dtc_equals_its_description(seed, num_seen):
     x, y = blobs([9] * 5, dim=3, spread=0.5, seed=seed)
     labels = some_labels(y, num_seen, 4)
     found = count_by_probes(x, labels, num_seen=num_seen, seed=seed, max_classes=7)
-    anchored, A = keep_anchors(labels.numpy(), num_seen, seed)
-    classes = {int(c) for c in labels[torch.from_numpy(anchored) >= 0]}
+    kept_labels, A = keep_classes(labels.numpy(), num_seen, seed)
+    classes = {int(c) for c in labels[torch.from_numpy(kept_labels) >= 0]}
     clusterings = {
         k: kmeans(
             x,
             k,
             generator=generator(CPU, seed, gcd.CLUSTER),
-            labels=torch.from_numpy(anchored),
+            labels=torch.from_numpy(kept_labels),
             num_seen=A,
         ).assignment.tolist()
         for k in range(num_seen, 8)
     }
     k_a, k_s, halfway, large, curve = naive_dtc(x.tolist(), labels.tolist(), classes, clusterings)
-    kept = groups_that_count(np.array(clusterings[halfway]), labels.numpy(), anchored)
+    kept = groups_that_count(np.array(clusterings[halfway]), labels.numpy(), kept_labels)
     assert large <= kept
     assert set(range(A)) <= kept
     assert dict(found.curve) == pytest.approx(curve, abs=1e-5)
@@ -163,13 +163,13 @@ def test_a_silhouette_of_many_rows_looks_at_some(monkeypatch):
 # --- the parts ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("num_seen", "anchors"), [(2, 1), (3, 2), (5, 3), (10, 6), (50, 30)])
-def test_six_tenths_of_the_seen_classes_stay_anchors(num_seen, anchors):
+@pytest.mark.parametrize(("num_seen", "num_kept"), [(2, 1), (3, 2), (5, 3), (10, 6), (50, 30)])
+def test_six_tenths_of_the_seen_classes_keep_their_labels(num_seen, num_kept):
     labels = np.concatenate([np.repeat(np.arange(num_seen), 2), [-1, -1, -1]])
     drawn = set()
     for seed in range(5):
-        kept, A = keep_anchors(labels, num_seen, seed)
-        assert anchors == A
+        kept, A = keep_classes(labels, num_seen, seed)
+        assert num_kept == A
         assert sorted(set(kept.tolist())) == list(range(-1, A))
         assert (kept[labels < 0] == -1).all()
         assert len({(a, b) for a, b in zip(kept.tolist(), labels.tolist(), strict=True) if a >= 0}) == A
@@ -180,9 +180,9 @@ def test_six_tenths_of_the_seen_classes_stay_anchors(num_seen, anchors):
 def test_tiny_groups_do_not_count_unless_they_are_a_seen_class():
     group = np.array([3] * 200 + [4] * 2 + [5] * 3 + [0] * 2 + [6] * 2 + [4])
     labels = np.array([-1] * 205 + [0, 0] + [1, 1] + [1])
-    anchored = np.where(labels == 0, 0, -1)
-    # 200 rows; 2 are 1 % of the largest, which is not more than 1 %; class 0 is an anchor, class 1 is found in group 6.
-    assert groups_that_count(group, labels, anchored) == {0, 3, 5, 6}
+    kept_labels = np.where(labels == 0, 0, -1)
+    # 200 rows; 2 are 1 % of the largest, which is not more than 1 %; class 0 is kept, class 1 is found in group 6.
+    assert groups_that_count(group, labels, kept_labels) == {0, 3, 5, 6}
 
 
 def test_the_same_seed_gives_the_same_and_another_may_not():

@@ -14,19 +14,19 @@ from opencon.counting import tree
 from opencon.counting.base import CountEstimate
 from opencon.counting.tree import (
     Grains,
-    anchor_share,
     directions,
     draw_rows,
     drop_classes,
     estimate_classes,
     groupings,
+    labeled_share,
     make_grains,
     score,
     silhouette,
     ward,
 )
 from opencon.errors import ConfigError, DataError
-from tests.naive.tree_count import naive_anchor_share, naive_silhouette, naive_ward
+from tests.naive.tree_count import naive_labeled_share, naive_silhouette, naive_ward
 
 
 def rng(seed=0):
@@ -115,7 +115,7 @@ def nested(seed=0):
     return wide[y // 3] + 0.45 * close[y] + 0.1 * torch.randn(240, 32, generator=g), y
 
 
-def test_blurred_anchors_widen_the_interval(few_trees, monkeypatch):
+def test_blurred_labels_widen_the_interval(few_trees, monkeypatch):
     x, y = blobs([40] * 8, spread=2.5)
     labels = some_labels(y, 4, 20)
     wide = estimate_classes(x, labels, num_seen=4)
@@ -127,11 +127,11 @@ def test_blurred_anchors_widen_the_interval(few_trees, monkeypatch):
     inside = [k for k, value in wide.curve if wide.low <= k <= wide.high]
     assert all(
         k in inside for k, value in wide.curve if value >= top - 0.02
-    )  # at least a fifth of the anchors are wrong
+    )  # at least a fifth of the labeled rows are wrong
     assert f"{wide.low} to {wide.high} fit nearly as well." in wide.why
 
 
-def test_the_anchors_say_which_of_two_answers_is_meant(few_trees):
+def test_the_labels_say_which_of_two_answers_is_meant(few_trees):
     x, y = nested()
     fine = estimate_classes(x, some_labels(y, 6, 10), num_seen=6)
     coarse = estimate_classes(x, some_labels(y // 3, 2, 60), num_seen=2)
@@ -383,28 +383,28 @@ def test_silhouette_in_closed_form():
 def test_silhouette_of_grains_is_near_that_of_their_rows():
     x, y = blobs([200] * 5, spread=0.7)
     grains = make_grains(x.double(), y, 5, 100, rng())
-    group = grains.anchors.argmax(axis=1)
-    assert (grains.anchors > 0).sum(axis=1).max() == 1  # no grain holds two classes
+    group = grains.labeled.argmax(axis=1)
+    assert (grains.labeled > 0).sum(axis=1).max() == 1  # no grain holds two classes
     want = silhouette_score(x.double().numpy(), y.numpy(), metric="sqeuclidean")
     assert silhouette(grains, group, 5) == pytest.approx(want, abs=0.01)
 
 
 @given(st.integers(0, 1000), st.integers(1, 12), st.integers(1, 5), st.integers(0, 4))
 @settings(max_examples=60, deadline=None)
-def test_anchor_share_equals_trying_every_naming(seed, rows, num_groups, num_seen):
+def test_labeled_share_equals_trying_every_naming(seed, rows, num_groups, num_seen):
     g = rng(seed)
     labels = torch.randint(-1, num_seen, (rows,), generator=g)
     group = torch.randint(0, num_groups, (rows,), generator=g).numpy()
     grains = grains_of_rows(torch.zeros(rows, 1), labels, num_seen)
-    want = naive_anchor_share(labels.tolist(), group.tolist(), num_groups, num_seen)
-    assert anchor_share(grains.anchors, group, num_groups) == pytest.approx(want)
+    want = naive_labeled_share(labels.tolist(), group.tolist(), num_groups, num_seen)
+    assert labeled_share(grains.labeled, group, num_groups) == pytest.approx(want)
 
 
-def test_merged_and_split_anchors_both_cost():
+def test_merged_and_split_classes_both_cost():
     labels = torch.tensor([0, 0, 0, 0, 1, 1, 1, 1, -1, -1])
-    anchors = grains_of_rows(torch.zeros(10, 1), labels, 2).anchors
+    labeled = grains_of_rows(torch.zeros(10, 1), labels, 2).labeled
     shares = [
-        anchor_share(anchors, np.array(group), 4)
+        labeled_share(labeled, np.array(group), 4)
         for group in ([0, 0, 0, 0, 1, 1, 1, 1, 2, 3], [0] * 10, [0, 0, 0, 2, 1, 1, 3, 3, 0, 0])
     ]
     assert shares == [1.0, 0.5, 5 / 8]
@@ -422,7 +422,7 @@ def test_grains_hold_the_sums_of_their_rows():
     assert grains.counts.sum() == 200
     np.testing.assert_allclose(grains.sums.sum(axis=0), z.sum(dim=0).numpy())
     np.testing.assert_allclose(grains.squares.sum(), z.square().sum().item())
-    assert grains.anchors.sum(axis=0).tolist() == [7, 7]
+    assert grains.labeled.sum(axis=0).tolist() == [7, 7]
     assert isinstance(grains, Grains)
 
 
@@ -474,7 +474,7 @@ def test_few_rows_are_all_used():
 
 
 @pytest.mark.parametrize(("num_seen", "kept"), [(0, 0), (1, 1), (2, 2), (3, 2), (6, 4), (50, 34)])
-def test_two_thirds_of_the_seen_classes_stay_anchors(num_seen, kept):
+def test_two_thirds_of_the_seen_classes_keep_their_labels(num_seen, kept):
     labels = torch.cat([torch.arange(num_seen), torch.tensor([-1])])
     dropped = drop_classes(labels, num_seen, rng())
     assert int((dropped >= 0).sum()) == kept

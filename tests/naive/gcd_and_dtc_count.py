@@ -27,13 +27,13 @@ def naive_silhouette(rows, group):
     return total / len(rows)
 
 
-def naive_dtc(x, labels, anchors, clusterings):
+def naive_dtc(x, labels, kept, clusterings):
     """DTC's answer from a grouping of all rows for every k.
 
-    x: rows; labels: class or -1; anchors: the classes that kept their labels; clusterings: {k: group of each row}, where
-    the groups of anchor classes have the numbers below len(anchors).
+    x: rows; labels: class or -1; kept: the classes that keep their labels; clusterings: {k: group of each row}, where
+    the groups of kept classes have the numbers below len(kept).
     """
-    probe = [i for i, label in enumerate(labels) if label >= 0 and label not in anchors]
+    probe = [i for i, label in enumerate(labels) if label >= 0 and label not in kept]
     free = [i for i, label in enumerate(labels) if label < 0]
     accuracy, apart = {}, {}
     for k, group in clusterings.items():

@@ -39,7 +39,7 @@ def naive_silhouette(rows, group):
     return total / len(rows)
 
 
-def naive_anchor_share(labels, group, num_groups, num_seen):
+def naive_labeled_share(labels, group, num_groups, num_seen):
     """The largest share of labeled rows that any one-to-one naming gets right."""
     named = [(label, g) for label, g in zip(labels, group, strict=True) if label >= 0]
     places = list(range(max(num_groups, num_seen)))  # a class may go without a group

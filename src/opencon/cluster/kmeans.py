@@ -21,7 +21,7 @@ from opencon.rows import check_labels, check_rows, check_shape
 CPU_BLOCK, GPU_BLOCK = 1 << 21, 1 << 28
 # Rows x features x clusters up to which dense products beat bounds on a CPU (measured).
 FEW = 1 << 25
-# Each iteration may cost a bound about 1e-7 of its size by rounding; rows closer to a change than this are looked at.
+# Rounding may cost a bound about 1e-7 of its size in each iteration; rows closer to a change than this are checked.
 BOUND_SLACK = 1e-5
 # Squared distances below this share of the longest row's square are rounding.
 ROUNDING = 1e-12
@@ -90,7 +90,7 @@ def kmeans(
     Args:
         x: (M, D), on any device; the work is done in float32.
         num_clusters: K, the seen classes included.
-        num_starts: how many; the one with the least inertia is returned.
+        num_starts: how many starts to try; the one with the least inertia is returned.
         max_iterations: 200, as in GCD.
         tolerance: a start ends when sum_k |shift of center k|^2 is at most this times the mean variance of a feature
             (scikit-learn's rule and number).
@@ -116,7 +116,7 @@ def kmeans(
     rows = Rows.of(scaled.div_(scale), num_clusters, labels)
     chosen = (rows.fixed_sums[:num_seen] / rows.fixed_counts[:num_seen, None]).float()  # (S, D)
     if num_seen == num_clusters:
-        num_starts = 1  # nothing to draw: all starts are the same
+        num_starts = 1  # nothing is drawn, so all starts are the same
     starts = plus_plus(rows, num_clusters - num_seen, chosen=chosen, num_starts=num_starts, generator=generator)
     ends = lloyd(rows, starts, max_iterations=max_iterations, tolerance=tolerance)
     best = int(ends.explained.argmax())
@@ -200,22 +200,22 @@ def _together(rows: Rows, starts: Tensor, max_iterations: int, tolerance: float)
         means = torch.where(counts[..., None] > 0, sums / counts.clamp(min=1)[..., None], centers).float()
         shift = (means - centers).square().sum(dim=(1, 2))
         report = torch.stack([shift, (counts == 0).sum(dim=1).float()]).tolist()  # host sync: one per iteration
-        for place, (start, moved, num_empty) in enumerate(zip(running, *report, strict=True)):
+        for position, (start, moved, num_empty) in enumerate(zip(running, *report, strict=True)):
             if num_empty:
-                _refill(rows, means[place], assignment[:, place], counts[place] == 0)
-                report[0][place] = moved = float((means[place] - centers[place]).square().sum())
+                _refill(rows, means[position], assignment[:, position], counts[position] == 0)
+                report[0][position] = moved = float((means[position] - centers[position]).square().sum())
             if moved <= tolerance or iteration == max_iterations:
-                ends[start], iterations[start] = means[place], iteration
-                explained[start] = (sums[place].square().sum(dim=1) / counts[place].clamp(min=1)).sum()
-        going = [place for place, moved in enumerate(report[0]) if moved > tolerance]
+                ends[start], iterations[start] = means[position], iteration
+                explained[start] = (sums[position].square().sum(dim=1) / counts[position].clamp(min=1)).sum()
+        going = [position for position, moved in enumerate(report[0]) if moved > tolerance]
         if not going:
             break
-        running = [running[place] for place in going]
+        running = [running[position] for position in going]
         centers = means if len(going) == len(means) else means[going]
     return Ends(ends, explained, iterations)
 
 
-@torch.no_grad()  # once more: it runs in a thread of its own
+@torch.no_grad()  # again, because it runs in a thread of its own
 def _bounded(rows: Rows, centers: Tensor, max_iterations: int, tolerance: float) -> tuple[Tensor, Tensor, int]:
     """One start, looking only at rows that could change their cluster (Elkan, ICML 2003, row by row).
 
@@ -253,7 +253,7 @@ def _bounded(rows: Rows, centers: Tensor, max_iterations: int, tolerance: float)
                 lower.index_copy_(1, part, distance)
             gained = torch.zeros_like(centers).index_add_(0, new, moving)
             counts += torch.bincount(new, minlength=num_clusters)
-            if iteration > 1:  # before, they were nowhere
+            if iteration > 1:  # in the first iteration they leave no cluster
                 gained.index_add_(0, old, moving, alpha=-1)
                 counts -= torch.bincount(old, minlength=num_clusters)
             sums += gained
@@ -273,7 +273,7 @@ def _bounded(rows: Rows, centers: Tensor, max_iterations: int, tolerance: float)
 
 
 def _refill(rows: Rows, centers: Tensor, assignment: Tensor, empty: Tensor) -> None:
-    """Put the empty centers, in place, on the rows farthest from theirs; rare, so it may cost a pass and a copy."""
+    """Move the empty centers, in place, to the rows farthest from their centers; rare, so it may cost a pass and a copy."""
     away = (rows.x - centers[assignment]).square().sum(dim=1)  # (M,)
     far = away.topk(int(empty.sum()))
     worth = (far.values > ROUNDING * rows.square.max())[:, None]

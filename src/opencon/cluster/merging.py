@@ -1,4 +1,4 @@
-"""Two groups that are halves of one class become one.
+"""Merge groups that are halves of one class.
 
 Letters: M rows, D embedding size, C classes and groups, of which the first S are seen classes.
 """
@@ -16,15 +16,15 @@ BLOCK = 1 << 18  # ours: numbers in a block of rows; 2^16 to 2^18 are alike, 2^2
 
 
 def can_merge(assignment: Tensor, num_seen: int) -> bool:
-    """Whether `merge_alike` has a class to go by."""
+    """Whether some seen class has enough rows to be cut in two, which `merge_alike` needs."""
     return bool((torch.bincount(assignment, minlength=num_seen)[:num_seen] >= SMALLEST_CUT).any())
 
 
 @torch.no_grad()
 def merge_alike(z: Tensor, assignment: Tensor, *, num_seen: int) -> Tensor:
-    """Make one of two groups that are no more apart than the two halves of a seen class: the new assignment (M,).
+    """Merge groups that are no farther apart than the two halves of a seen class. Returns the new assignment, (M,).
 
-    Seen classes say what one class looks like. Each is cut in two (2-means), and the halves a, b are measured:
+    Seen classes show what one class looks like. Each is cut in two (2-means), and its halves a, b are measured:
 
         cost    n_a n_b / (n_a + n_b) |mean_a - mean_b|^2: by how much merging raises the inertia (Ward)
         bridge  rows half way between the means, as a share of the rows around the means
@@ -42,16 +42,16 @@ def merge_alike(z: Tensor, assignment: Tensor, *, num_seen: int) -> Tensor:
     limit, least_bridge = float(costs.quantile(FARTHEST_HALVES)), LEAST_BRIDGE * float(bridges.median())
     while merged := _merge_once(z, members, num_seen, limit, least_bridge):
         members = merged
-    found = torch.empty_like(assignment)
+    renumbered = torch.empty_like(assignment)
     for c, rows in enumerate(members):
-        found[rows] = c
-    return found
+        renumbered[rows] = c
+    return renumbered
 
 
 def _merge_once(
     z: Tensor, members: list[Tensor], num_seen: int, limit: float, least_bridge: float
 ) -> list[Tensor] | None:
-    """Merge pairs of groups, each group once at most; None if there is nothing to merge."""
+    """Merge pairs of groups, each group at most once; None if there is nothing to merge."""
     size = torch.tensor([len(rows) for rows in members], dtype=z.dtype)  # (C,)
     mean = torch.stack([z[rows].sum(dim=0) for rows in members]) / size.clamp(min=1)[:, None]  # (C, D)
     cost = torch.cdist(mean, mean).square() * (size[:, None] * size / (size[:, None] + size).clamp(min=1))
@@ -75,9 +75,9 @@ def _merge_once(
 
 
 def _most_bridge(z: Tensor, members: list[Tensor], mean: Tensor) -> Tensor:
-    """(C, C): what the bridge of each two groups is at most, all pairs at once.
+    """(C, C): an upper bound on the bridge of every two groups, for all pairs at once.
 
-    The place of row i of group a on the way to group b follows from its distances to the two means:
+    The position of row i of group a on the way to group b follows from its distances to the two means:
 
         lead_ib = |z_i - mean_b|^2 - |z_i - mean_a|^2     0 half way, u = |mean_a - mean_b|^2 at its own mean
 
@@ -104,7 +104,7 @@ def _most_bridge(z: Tensor, members: list[Tensor], mean: Tensor) -> Tensor:
 
 
 def _halves(z: Tensor) -> tuple[Tensor, Tensor] | None:
-    """2-means of one class's rows (n, D), from a cut across its longest axis; None if it is too small to say."""
+    """2-means of one class's rows (n, D), from a cut across its longest axis; None if the class is too small."""
     if len(z) < SMALLEST_CUT:
         return None
     centered = z - z.mean(dim=0)
@@ -126,14 +126,15 @@ def _apart(a: Tensor, b: Tensor) -> tuple[float, float]:
     mean_a, mean_b = a.mean(dim=0), b.mean(dim=0)
     gap = mean_a - mean_b
     half = gap.norm() / 2
-    along = gap / gap.norm().clamp(min=1e-12)
-    place_a, place_b = (a - (mean_a + mean_b) / 2) @ along, (b - (mean_a + mean_b) / 2) @ along  # means at +-half
+    direction = gap / gap.norm().clamp(min=1e-12)
+    middle = (mean_a + mean_b) / 2
+    along_a, along_b = (a - middle) @ direction, (b - middle) @ direction  # the means lie at +half and -half
 
-    def around(center: Tensor | float, place: Tensor) -> Tensor:
-        inside: Tensor = (place - center).abs() < half / 3
+    def around(center: Tensor | float, along: Tensor) -> Tensor:
+        inside: Tensor = (along - center).abs() < half / 3
         return inside.float().mean()
 
-    bridge = around(0.0, place_a) + around(0.0, place_b)
-    usual = around(half, place_a) + around(-half, place_b)
+    bridge = around(0.0, along_a) + around(0.0, along_b)
+    usual = around(half, along_a) + around(-half, along_b)
     cost = gap.square().sum() * len(a) * len(b) / (len(a) + len(b))
     return float(cost), float(bridge / usual.clamp(min=1e-6))

@@ -27,15 +27,15 @@ def cluster_and_name(z: Tensor, labels: Tensor, *, num_clusters: int, num_seen: 
     Returns:
         (M,) classes in [0, K), on the CPU.
     """
-    found = kmeans(z, num_clusters, generator=random_stream(torch.device("cpu"), seed))
-    return name_clusters(found.assignment.cpu(), labels.cpu(), num_clusters=num_clusters, num_seen=num_seen)
+    clusters = kmeans(z, num_clusters, generator=random_stream(torch.device("cpu"), seed)).assignment
+    return name_clusters(clusters.cpu(), labels.cpu(), num_clusters=num_clusters, num_seen=num_seen)
 
 
 def name_clusters(clusters: Tensor, labels: Tensor, *, num_clusters: int, num_seen: int) -> Tensor:
-    """(M,) classes from clusters: as many labeled rows as a one-to-one naming can have get their own class."""
-    known = labels >= 0
+    """(M,) the class of each row, by the one-to-one naming of clusters that gets the most labeled rows right."""
+    is_labeled = labels >= 0
     counts = np.zeros((num_seen, num_clusters), dtype=np.int64)
-    np.add.at(counts, (labels[known].numpy(), clusters[known].numpy()), 1)
+    np.add.at(counts, (labels[is_labeled].numpy(), clusters[is_labeled].numpy()), 1)
     seen, matched = linear_sum_assignment(counts, maximize=True)
     name = np.full(num_clusters, -1)
     name[matched] = seen

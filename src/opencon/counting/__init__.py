@@ -2,10 +2,10 @@
 
     tree  ours, and the default everywhere (`counting.tree`)
     gcd   as GCD counts: the k whose k-means groups fit the labeled rows best (`counting.gcd`)
-    dtc   as DTC counts: some seen classes are hidden, to see at which k they are found again (`counting.dtc`)
+    dtc   as DTC counts: hide some seen classes and see which k recovers them (`counting.dtc`)
     orca  dtc: ORCA's number for CIFAR-100 is DTC's estimate (124 classes), and OpenCon took it over
 
-`gcd` and `dtc` are here to compare with. Both look at the seen classes, and both papers assume that novel classes are like
+`gcd` and `dtc` are here for comparison. Both look at the seen classes, and both papers assume that novel classes resemble
 them.
 """
 

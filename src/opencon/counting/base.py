@@ -1,4 +1,4 @@
-"""What every way to count has in common: the answer, the range that is searched, and what is refused.
+"""What every way to count shares: the answer, the range of k to search, and the checks of its input.
 
 Letters: M rows, F features, S seen classes.
 """
@@ -18,10 +18,10 @@ from opencon.metrics import open_world_accuracy
 from opencon.rows import check_labels, check_rows
 
 Ints = NDArray[np.int64]
-Told = Callable[[int, int], None]  # done, of how many
+Progress = Callable[[int, int], None]  # done, total
 
-LARGEST = 50  # groups to try when nothing is said (ours), or
-PER_SEEN = 4  # so many times the seen classes (ours)
+# Without max_classes, k is tried up to the larger of LARGEST and PER_SEEN times the seen classes (both ours).
+LARGEST, PER_SEEN = 50, 4
 
 
 @dataclass(frozen=True)
@@ -29,15 +29,15 @@ class CountEstimate:
     """How many classes, how sure, and why."""
 
     num_classes: int  # seen + novel
-    low: int  # the smallest and
-    high: int  # the largest number that fits about as well
+    low: int  # the smallest number that fits about as well
+    high: int  # the largest one
     curve: tuple[tuple[int, float], ...]  # (k, score), ascending k; larger is better
     why: str  # one sentence
 
     def merged(self, num_classes: int, times: int) -> CountEstimate:
-        """The estimate with what merging has left. More than estimated means that so many times as many were looked for."""
+        """The estimate after groups were merged. Where more are left than estimated, `times` as many were looked for."""
         more = f"{times} times as many were looked for, and groups" if num_classes > self.num_classes else "Groups"
-        why = f"{self.why} {more} as close as two halves of one of your classes were made one: {num_classes} are left."
+        why = f"{self.why} {more} as close as two halves of one of your classes were merged: {num_classes} are left."
         low, high = min(self.low, num_classes), max(self.high, num_classes)
         return replace(self, num_classes=num_classes, low=low, high=high, why=why)
 
@@ -53,13 +53,13 @@ class Counter(Protocol):
         num_seen: int,
         seed: int = 0,
         max_classes: int | None = None,
-        progress: Told = lambda done, total: None,
+        progress: Progress = lambda done, total: None,
     ) -> CountEstimate:
         """`x` (M, F), `labels` (M,) with -1 for unlabeled; the rest as in `estimate_classes`."""
 
 
 def refuse_bad_rows(x: Tensor, labels: Tensor, num_seen: int, max_classes: int | None) -> None:
-    """Refuse what no way of counting can work on."""
+    """Refuse input that cannot be counted."""
     require(num_seen >= 0, f"num_seen = {num_seen} must not be negative. Use 0 when there are no labels.")
     require(
         max_classes is None or max_classes >= max(num_seen, 1),
@@ -70,20 +70,20 @@ def refuse_bad_rows(x: Tensor, labels: Tensor, num_seen: int, max_classes: int |
 
 
 def search_range(num_rows: int, num_seen: int, max_classes: int | None) -> tuple[int, int, int]:
-    """The fewest classes there can be, the most that are wanted, and the most of those that so many rows allow."""
+    """The fewest classes there can be, the most to look for, and the most that this many rows allow."""
     wanted = max_classes or max(LARGEST, PER_SEEN * num_seen)
-    return max(num_seen, 1), wanted, min(wanted, num_rows // 2)  # a class has two rows at least
+    return max(num_seen, 1), wanted, min(wanted, num_rows // 2)  # a class has at least two rows
 
 
 def nothing_to_find(num_classes: int, why: str) -> CountEstimate:
-    """An answer that left no choice."""
+    """The answer where there is only one."""
     return CountEstimate(num_classes, num_classes, num_classes, ((num_classes, 0.0),), why)
 
 
 def answer_without_choice(
     x: Tensor, labels: Tensor, num_seen: int, max_classes: int | None, name: str, *, at_least: int
 ) -> CountEstimate | None:
-    """Refuse what cannot be counted; the answer where there is no choice, else None."""
+    """Refuse what cannot be counted. Returns the answer where only one is possible, else None."""
     refuse_bad_rows(x, labels, num_seen, max_classes)
     if num_seen < at_least:
         raise DataError(
@@ -104,5 +104,5 @@ def accuracy(group: Ints, truth: Ints) -> float:
 
 
 def hint_of_a_limit(best: int, wanted: int) -> str:
-    """What to say where the answer is the largest number that was tried."""
+    """A hint for an answer that is the largest number tried, else an empty string."""
     return f" It is the most that was tried: look further with max_classes above {wanted}." if best == wanted else ""

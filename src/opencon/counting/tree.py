@@ -1,29 +1,30 @@
-"""How many classes are in here: from features and some labels.
+"""Our count: how many classes there are, from features and some labels.
 
 DTC, ORCA and GCD (arXiv:1908.09884, 2102.03526, 2201.02609) cluster everything for many k and keep the k whose groups agree
-best with the labeled rows. That is blind to the classes without labels: on well separated data every k from "the seen
-classes are apart" on scores the same. Here the groups of all rows must also stand apart (silhouette), and all k come
-from one tree instead of one clustering each:
+best with the labeled rows. That is blind to classes without labels: on well separated data every k that keeps the seen
+classes apart scores the same. Here the groups of all rows must also stand apart (silhouette), and one tree gives the groups
+for all k instead of one clustering for each:
 
     1. k-means to G grains, several per class; small data: every row is a grain. No label is used.
     2. Ward's merging of the grains, G - 1 merges: groups for every k at once. Each grain then goes to its nearest mean.
     3. score(k) = share of the labeled rows right under the best one-to-one naming + 2 * mean silhouette.
-    4. The mean score of several trees decides. How sure that is say trees of random halves of the rows, with two thirds of
-       the seen classes as anchors, and how flat the curve is, the more so the worse the anchors fit their groups.
+    4. The mean score of several trees decides. To see how sure it is, we build more trees on random halves of the rows and
+       score them on two thirds of the seen classes; the interval takes in their answers. It also takes in every k whose
+       score is close to the best, the more generously the worse the labeled rows fit their groups.
 
-Measured (benchmarks/class_count.py), on data the numbers below were also chosen on: 12 of 12 classes of 720 photos in every
-draw of the 6 seen ones that was tried; 9 to 12 for the ten digits; mixtures of 3 to 50 classes of like size to within 2.
-It counts too few where class sizes differ by orders of magnitude (Ward merges small groups first), and then the interval can
-miss the truth as well: 25 to 47 of 50. It counts too few where the features blur the classes, 56 to 75 of 100 for CIFAR-100
-in SimCLR features; the score hardly depends on k there, and the interval, 50 to 200, says so.
+Measured (benchmarks/class_count.py), on data that also chose the numbers below: 12 of 12 classes of 720 photos in every draw
+of the 6 seen ones that was tried; 9 to 12 for the ten digits; mixtures of 3 to 50 classes of similar size to within 2.
+It counts too few where class sizes differ by orders of magnitude, because Ward merges small groups first. The interval can
+then miss the truth as well: 25 to 47 of 50. It also counts too few where the features blur the classes: 56 to 75 of 100 for
+CIFAR-100 in SimCLR features. The score hardly depends on k there, and the interval, 50 to 200, says so.
 
-Letters: M rows given, N rows used, F features, D dimensions kept, G grains, K groups, S seen classes.
+Letters: M rows passed in, N rows used, F features, D dimensions kept, G grains, K groups, S seen classes.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,34 +36,41 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from opencon.cluster.kmeans import kmeans
-from opencon.counting.base import CountEstimate, nothing_to_find, refuse_bad_rows, search_range
+from opencon.counting.base import (
+    CountEstimate,
+    Progress,
+    hint_of_a_limit,
+    nothing_to_find,
+    refuse_bad_rows,
+    search_range,
+)
 from opencon.runtime import generator as random_stream
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 # All numbers are ours. "Measured" means: tried on photo features, digits and mixtures, several draws of the labels each.
-MAX_ROWS = 20_000  # of more rows so many are drawn: the cost is bounded, and 100 classes still have 200 rows each
-DIMS = 64  # principal directions kept; 32 and 128 find the same
-FEW_FEATURES = 16  # with fewer, length tells classes apart as well as direction, and is kept
-GRAINS = 300  # at least; 150 to 600 find the same
+MAX_ROWS = 20_000  # drawn where there are more: this bounds the cost, and 100 classes still have 200 rows each
+DIMS = 64  # principal directions kept; 32 and 128 give the same count
+FEW_FEATURES = 16  # with fewer, rows keep their length: it tells classes apart as well as direction
+GRAINS = 300  # at least; 150 to 600 give the same count
 GRAINS_PER_CLASS = 3  # at the largest k tried, so that groups are made of several grains
-WEIGHT = 2.0  # of the silhouette; 2 to 4 find the same, but from 3 on a single class is cut in two
+WEIGHT = 2.0  # of the silhouette; 2 to 4 give the same count, but from 3 on a single class is cut in two
 TREES, HALVES = 10, 10  # trees of all rows (mean score), trees of half the rows (interval)
-ANCHORS = 2 / 3  # share of the seen classes that a half-tree is scored on
-BLUR = 0.1  # the interval takes in every k whose score is so near the best, times the share of anchors that is wrong
-APART = 0.1  # silhouette from which groups are said to stand apart; noise has 0.01, photos 0.5
+KEPT_CLASSES = 2 / 3  # share of the seen classes whose labels score a tree of half the rows
+BLUR = 0.1  # times the share of labeled rows that are wrong: the interval takes in every k this close to the best
+APART = 0.1  # silhouette from which we say that groups stand apart; noise has 0.01, photos 0.5
 ROUNDING = 1e-6  # float32: lengths below this share of the longest row are rounding
 
 
 @dataclass(frozen=True)
 class Grains:
-    """Small groups of rows that are never torn apart: all that a tree needs to know of the rows."""
+    """Small groups of rows that stay together: all that a tree needs to know of the rows."""
 
     counts: Floats  # (G,) rows
     sums: Floats  # (G, D)
     squares: Floats  # (G,) sum of the squared lengths
-    anchors: Floats  # (G, S) labeled rows of each class
+    labeled: Floats  # (G, S) labeled rows of each class
 
 
 def estimate_classes(
@@ -72,18 +80,18 @@ def estimate_classes(
     num_seen: int,
     seed: int = 0,
     max_classes: int | None = None,
-    progress: Callable[[int, int], None] = lambda done, total: None,
+    progress: Progress = lambda done, total: None,
 ) -> CountEstimate:
-    """Seen and novel classes together, at least `num_seen`.
+    """Count seen and novel classes together; the answer is at least `num_seen`.
 
-    Without any label the silhouette alone decides, which is less sure. When every row is labeled, nothing is left to find.
+    Without any label the silhouette alone decides, which is less sure. When every row is labeled, there is nothing to count.
 
     Args:
         x: (M, F) features, any device; the work is done on the CPU. Rows beyond 20,000 are sampled.
         labels: (M,) class in [0, S) of a labeled row, -1 elsewhere.
-        num_seen: S; 0: no labels.
+        num_seen: S; 0 without labels.
         seed: same seed, same answer.
-        max_classes: the most to look for; None: 50, or four times the seen classes if that is more.
+        max_classes: the most to look for; None means 50, or four times the seen classes if that is more.
         progress: called as progress(trees done, trees in all).
     """
     refuse_bad_rows(x, labels, num_seen, max_classes)
@@ -98,22 +106,12 @@ def estimate_classes(
     if high <= low:
         return nothing_to_find(low, f"{len(z)} rows and at most {wanted} classes leave no choice above {low}.")
 
-    tracks: list[dict[int, tuple[float, float]]] = []
+    tracks = []
     for tree in range(TREES + HALVES):
-        part, anchored = torch.arange(len(z)), labels
-        if tree >= TREES:
-            part = torch.randperm(len(z), generator=stream)[: math.ceil(len(z) / 2)].sort().values
-            anchored = drop_classes(labels, num_seen, stream)
-        grains = make_grains(z[part], anchored[part], num_seen, max(GRAINS, GRAINS_PER_CLASS * high), stream)
-        tracks.append(
-            {
-                k: (anchor_share(grains.anchors, group, k), silhouette(grains, group, k))
-                for k, group in groupings(grains, low, high)
-            }
-        )
+        tracks.append(_score_tree(z, labels, num_seen, low, high, stream, on_half=tree >= TREES))
         progress(tree + 1, TREES + HALVES)
 
-    # k-means leaves grains empty where rows coincide, so a tree may end early: compare what all have.
+    # k-means leaves grains empty where rows coincide, so a tree may have fewer groups: compare the k that all have.
     tried = sorted(set.intersection(*(set(track) for track in tracks[:TREES])))
     if not tried:
         return nothing_to_find(low, f"Fewer than {low} rows differ, so no group beyond the seen classes can be found.")
@@ -124,38 +122,54 @@ def estimate_classes(
     answers = [k for k, value in curve if value >= dict(curve)[best] - slack]
     answers += [_best(tuple((k, score(*both)) for k, both in track.items())) for track in tracks[TREES:] if track]
     why = _reason(best, tried, means[best], min(answers), max(answers), int((labels >= 0).sum()))
-    if best == wanted:
-        why += f" It is the most that was tried: look further with max_classes above {wanted}."
-    return CountEstimate(best, min(answers), max(answers), curve, why)
+    return CountEstimate(best, min(answers), max(answers), curve, why + hint_of_a_limit(best, wanted))
+
+
+def _score_tree(
+    z: Tensor, labels: Tensor, num_seen: int, low: int, high: int, stream: torch.Generator, *, on_half: bool
+) -> dict[int, tuple[float, float]]:
+    """Build one tree; for every k in [low, high], the share of labeled rows that are right and the silhouette.
+
+    A tree on half of the rows is scored on two thirds of the seen classes.
+    """
+    part = torch.arange(len(z))
+    if on_half:
+        part = torch.randperm(len(z), generator=stream)[: math.ceil(len(z) / 2)].sort().values
+        labels = drop_classes(labels, num_seen, stream)
+    grains = make_grains(z[part], labels[part], num_seen, max(GRAINS, GRAINS_PER_CLASS * high), stream)
+    return {
+        k: (labeled_share(grains.labeled, group, k), silhouette(grains, group, k))
+        for k, group in groupings(grains, low, high)
+    }
 
 
 def score(share: float, separation: float) -> float:
-    """What k is chosen by: labeled rows named rightly, plus twice the silhouette."""
+    """The score of one k: the share of labeled rows named rightly, plus twice the silhouette."""
     return float(share + WEIGHT * separation)
 
 
 def draw_rows(labels: Tensor, most: int, stream: torch.Generator) -> Tensor:
-    """Ascending indices of at most `most` rows. Labeled rows keep their share, and where they are rare a tenth."""
+    """Ascending indices of at most `most` rows. Labeled rows keep their share; where they are rare they get a tenth."""
     if len(labels) <= most:
         return torch.arange(len(labels))
     order = torch.randperm(len(labels), generator=stream)
-    named, other = order[labels[order] >= 0], order[labels[order] < 0]
-    take = min(len(named), max(round(most * len(named) / len(labels)), most // 10))
-    return torch.cat([named[:take], other[: most - take]]).sort().values
+    labeled, other = order[labels[order] >= 0], order[labels[order] < 0]
+    take = min(len(labeled), max(round(most * len(labeled) / len(labels)), most // 10))
+    return torch.cat([labeled[:take], other[: most - take]]).sort().values
 
 
 def drop_classes(labels: Tensor, num_seen: int, stream: torch.Generator) -> Tensor:
     """The labels of a random two thirds of the seen classes; the others count as unlabeled."""
-    kept = torch.randperm(num_seen, generator=stream)[: math.ceil(ANCHORS * num_seen)]
+    kept = torch.randperm(num_seen, generator=stream)[: math.ceil(KEPT_CLASSES * num_seen)]
     return torch.where(torch.isin(labels, kept), labels, -1)
 
 
 def directions(x: Tensor) -> Tensor:
     """(N, D) float64: rows of unit length, centered, of unit length again, in their first principal directions.
 
-    Centered cosines find the count of photos and digits more often than plain cosines, raw or standardized features
-    (measured). Unit length comes first too, so that a few very long rows cannot move the center. Few features keep
-    their length.
+    Centered cosines give the right count of photos and digits more often than plain cosines or raw or standardized
+    features (measured). Unit length also comes first, so that a few very long rows cannot move the center. Rows of few
+    features keep their length.
     """
     by_direction = x.shape[1] >= FEW_FEATURES
     z = x.to("cpu", torch.float32)
@@ -182,26 +196,26 @@ def directions(x: Tensor) -> Tensor:
 
 
 def make_grains(z: Tensor, labels: Tensor, num_seen: int, size: int, stream: torch.Generator) -> Grains:
-    """At most `size` grains, by k-means; every row is one when they are so few."""
+    """At most `size` grains, by k-means; where there are no more rows than that, every row is a grain."""
     grain = np.arange(len(z))
     if len(z) > size:
-        # One start and 30 iterations: grains need not be the best, the trees are averaged.
-        found = kmeans(z, size, num_starts=1, max_iterations=30, generator=stream)
-        grain = np.unique(found.assignment.numpy(), return_inverse=True)[1]
-    num_grains, rows, named = int(grain.max()) + 1, z.numpy(), labels.numpy() >= 0
+        # One start and 30 iterations: the trees are averaged, so the grains need not be the best.
+        clusters = kmeans(z, size, num_starts=1, max_iterations=30, generator=stream)
+        grain = np.unique(clusters.assignment.numpy(), return_inverse=True)[1]
+    num_grains, rows, is_labeled = int(grain.max()) + 1, z.numpy(), labels.numpy() >= 0
     sums = np.zeros((num_grains, rows.shape[1]))
     np.add.at(sums, grain, rows)
-    anchors = np.zeros((num_grains, num_seen))
-    np.add.at(anchors, (grain[named], labels.numpy()[named]), 1)
+    labeled = np.zeros((num_grains, num_seen))
+    np.add.at(labeled, (grain[is_labeled], labels.numpy()[is_labeled]), 1)
     counts = np.bincount(grain).astype(np.float64)
     squares = np.bincount(grain, weights=np.square(rows).sum(axis=1)).astype(np.float64)
-    return Grains(counts, sums, squares, anchors)
+    return Grains(counts, sums, squares, labeled)
 
 
 def groupings(grains: Grains, low: int, high: int) -> Iterator[tuple[int, Ints]]:
     """For k from `high` (or as many as there are grains) down to `low`: k and the group of each grain, (G,) in [0, k).
 
-    Ward's groups, after one step of k-means (each grain to its nearest mean): the tree cannot take a merge back.
+    These are Ward's groups after one step of k-means (each grain to its nearest mean), because a tree cannot undo a merge.
     """
     means = grains.sums / grains.counts[:, None]
     owner = np.arange(len(means))
@@ -219,12 +233,12 @@ def groupings(grains: Grains, low: int, high: int) -> Iterator[tuple[int, Ints]]
 
 
 def ward(means: Floats, counts: Floats) -> Iterator[tuple[int, int]]:
-    """Merges (kept, gone), kept < gone, each the one that raises the inertia least, until one group is left.
+    """Yield merges (kept, gone), kept < gone, until one group is left. Each raises the inertia least.
 
         cost(a, b) = n_a n_b / (n_a + n_b) |m_a - m_b|^2
 
-    The nearest partner of every group is remembered; only groups whose partner has just changed look again. For the others
-    the union is no nearer than its nearer part was (Ward's cost is reducible).
+    Every group remembers its nearest partner; only groups whose partner has just changed look again. For the others the
+    union is no nearer than its nearer part was (Ward's cost is reducible).
     """
     m, n, size = means.copy(), counts.copy(), len(means)
     square = np.square(m).sum(axis=1)
@@ -269,7 +283,7 @@ def silhouette(grains: Grains, group: Ints, num_groups: int) -> float:
     distance[distance < ROUNDING**2] = 0.0
     distance[:, size == 0] = np.inf
     each = np.arange(len(group))
-    own = distance[each, group] * size[group] / np.maximum(size[group] - 1, 1)  # the row itself is no other row
+    own = distance[each, group] * size[group] / np.maximum(size[group] - 1, 1)  # without the row itself
     distance[each, group] = np.inf
     other = distance.min(axis=1)
     other = np.where(np.isinf(other), own, other)  # all rows in one group after all
@@ -278,11 +292,11 @@ def silhouette(grains: Grains, group: Ints, num_groups: int) -> float:
     return float((value * grains.counts).sum() / grains.counts.sum())
 
 
-def anchor_share(anchors: Floats, group: Ints, num_groups: int) -> float:
+def labeled_share(labeled: Floats, group: Ints, num_groups: int) -> float:
     """Share of the labeled rows that the best one-to-one naming of groups by seen classes gets right; 0 without labels."""
-    shared = _one_hot(group, num_groups) @ anchors  # (K, S)
+    shared = _one_hot(group, num_groups) @ labeled  # (K, S)
     rows, columns = linear_sum_assignment(shared, maximize=True)
-    return float(shared[rows, columns].sum() / max(anchors.sum(), 1))
+    return float(shared[rows, columns].sum() / max(labeled.sum(), 1))
 
 
 def _one_hot(group: Ints, num_groups: int) -> Floats:
@@ -292,7 +306,7 @@ def _one_hot(group: Ints, num_groups: int) -> Floats:
 
 
 def _best(curve: tuple[tuple[int, float], ...]) -> int:
-    """The k of the largest score; the smallest of equals, where rounding makes no difference."""
+    """The smallest k of the largest score, where rounding makes no difference."""
     top = max(value for _, value in curve)
     return min(k for k, value in curve if value >= top - 1e-9)
 
