@@ -61,15 +61,15 @@ def discover(
         manifest: a table path,label of all photos, paths relative to it.
         novel: how many new groups to look for; None: as many as there seem to be.
         encoder: efficientnet_lite0, timm:NAME, or the folder of a run of ours.
-        size: pixels a side the encoder sees; None: 224, or 128 for small photos.
-        steps: steps in which a head is trained on the features first. They gain nothing that can be measured.
+        size: side in pixels at which the encoder sees a photo; None: 224, or 128 for small photos.
+        steps: steps of training a head on the features first. They gain nothing that can be measured.
         views: random views of each photo for the steps; None: 4 where there are steps.
         finetune: train the encoder's last stage too; minutes on a GPU, hours on a CPU.
         seed: of everything random.
         device: "auto", "cpu", "cuda" or "cuda:N".
         cache: a folder to keep features in for the next time; None: nowhere.
         truth: a table file,class, to measure accuracy with; the learner never sees it.
-        progress: told (stage, done, all).
+        progress: called as progress(stage, done, all).
 
     Returns:
         The table of the photos, the groups, the count of classes, and where everything was written.
@@ -84,15 +84,15 @@ def discover(
     config = discover_config(
         novel=novel, encoder=encoder, size=size, steps=steps, views=views, finetune=finetune, seed=seed
     )
-    true = None if truth is None else read_truth(Path(truth))
+    true_classes = None if truth is None else read_truth(Path(truth))
     prepared = prepare(photos, config, pick_device(device))
-    return discover_photos(prepared, Path(out).expanduser(), cache=_path(cache), truth=true, progress=progress)
+    return discover_photos(prepared, Path(out).expanduser(), cache=_path(cache), truth=true_classes, progress=progress)
 
 
 def discover_config(
     *, novel: int | None, encoder: str, size: int | None, steps: int, views: int | None, finetune: bool, seed: int
 ) -> DiscoverConfig:
-    """What is asked of a discovery; the arguments are those of `discover`."""
+    """The settings of a discovery from the arguments of `discover`."""
     if views is None:
         views = VIEWS_FOR_STEPS if steps else 0
     return DiscoverConfig(
@@ -126,7 +126,7 @@ def train(
     device: str = "auto",
     callbacks: Callbacks = Callbacks(),  # noqa: B008 (frozen)
 ) -> Run:
-    """Train a method on a data set; a run that was interrupted goes on, a finished one is shown.
+    """Train a method on a data set; a run that was interrupted is resumed, a finished one is only read.
 
     >>> import opencon
     >>> opencon.train("orca/digits", out="runs/orca", settings={"train.epochs": 5})  # doctest: +SKIP
@@ -141,7 +141,7 @@ def train(
         weights: a checkpoint to start from (encoder.weights).
         seed: of training (train.seed).
         device: "auto", "cpu", "cuda" or "cuda:N".
-        callbacks: told of lines, steps and epochs.
+        callbacks: called with lines of text, steps and epochs.
     """
     if isinstance(recipe, RunConfig):
         config = recipe
@@ -149,8 +149,8 @@ def train(
         config = read_config(Path(recipe))
     else:
         config = get_recipe(recipe, variant=variant)
-    short = {"data.root": data, "encoder.weights": weights, "train.seed": seed}
-    changes = {key: value for key, value in short.items() if value is not None} | dict(settings or {})
+    shortcuts = {"data.root": data, "encoder.weights": weights, "train.seed": seed}
+    changes = {key: value for key, value in shortcuts.items() if value is not None} | dict(settings or {})
     lines = [f"{key}={json.dumps(value, default=str)}" for key, value in changes.items()]
     folder = Path(out).expanduser()
     return Run(folder, train_run(with_settings(config, lines), folder, pick_device(device), callbacks=callbacks))
@@ -195,7 +195,7 @@ class Comparison:
 
     def to(self, form: str) -> str:
         """As "markdown", "csv", "latex" or "json"."""
-        forms = [known for known in FORMATS if known != "table"]
+        forms = [name for name in FORMATS if name != "table"]
         if form not in forms:
             raise ConfigError(f"form {form!r} must be one of {', '.join(forms)}.")
         return render(self.sections, form)

@@ -1,4 +1,4 @@
-"""What a run is: frozen dataclasses that check themselves.
+"""The settings of a run: frozen dataclasses that check themselves.
 
 A run is described once, by a `RunConfig`, and never changed afterwards. It is built by a recipe (a Python function), read
 from TOML or JSON with `from_dict`, adjusted with `--set a.b=c` through `with_settings`, and written with `to_dict`.
@@ -28,7 +28,7 @@ FrozenNorm = Literal["batch", "running", "measured"]
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig:
-    """Which images."""
+    """Which images to use."""
 
     name: str  # a data set by name, or "folder" / "list" for your own files
     root: str | None = None  # where its files lie; None: ~/.cache/opencon
@@ -152,7 +152,7 @@ class TrainConfig:
     capture: bool = True  # on a GPU: record the step once as a CUDA graph and replay it
     kernels: bool = True  # on a GPU: Triton kernels for small views, a learning ResNet, prototypes (capture needs them)
     seed: int = 0
-    log_every: int = 50  # steps between two looks at the loss (each makes the host wait)
+    log_every: int = 50  # steps between two checks of the loss (each makes the host wait)
     save_seconds: float = 30.0  # at most this much work is lost to a kill -9; Ctrl-C loses none but the epoch
 
     def __post_init__(self) -> None:
@@ -165,7 +165,7 @@ class TrainConfig:
         require(self.momentum < 1, f"train.momentum = {self.momentum} must be below 1.")
         require(
             self.momentum > 0 or not self.nesterov,
-            "train.nesterov needs train.momentum above zero, which it looks along.",
+            "train.nesterov needs train.momentum above zero: it looks ahead along the momentum.",
         )
         share = self.labeled_share
         require(
@@ -180,7 +180,7 @@ class TrainConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class EvalConfig:
-    """How a number is made: protocol and images. Both are printed with every number."""
+    """How accuracy is measured: protocol and images. Both are printed with every number."""
 
     protocol: Protocol = "orca"
     on: EvaluationSet = "unlabeled"  # the unlabeled training images, or the held-out test images
@@ -233,10 +233,10 @@ def from_dict(cls: type[C], data: Mapping[str, Any], *, method: type[MethodConfi
     known = {f.name: f for f in dataclasses.fields(cls) if f.init}  # type: ignore[arg-type]
     data = dict(data)
     if issubclass(cls, MethodConfig):
-        given = data.pop("name", cls.name)
+        name = data.pop("name", cls.name)
         require(
-            given == cls.name,
-            f"{at}name = {given!r} does not belong to the settings of {cls.name!r}. Every method has recipes of its own: "
+            name == cls.name,
+            f"{at}name = {name!r} does not belong to the settings of {cls.name!r}. Every method has recipes of its own: "
             f"METHOD/DATASET.",
         )
     values: dict[str, Any] = {}
@@ -263,20 +263,20 @@ def with_settings(config: C, settings: Iterable[str]) -> C:
         key, equals, text = setting.partition("=")
         require(bool(equals) and bool(key), f"--set {setting!r} is not of the form section.key=value.")
         *sections, last = key.strip().split(".")
-        places = [name for name, inner in data.items() if isinstance(inner, dict) and last in inner]
-        full = " or ".join(f"{name}.{last}" for name in places)
-        require(bool(sections) or last in data or not places, f"--set {key}: did you mean {full}?")
-        place = data
-        for depth, section in enumerate(sections):
-            inner = place.get(section)
+        holders = [name for name, inner in data.items() if isinstance(inner, dict) and last in inner]
+        full = " or ".join(f"{name}.{last}" for name in holders)
+        require(bool(sections) or last in data or not holders, f"--set {key}: did you mean {full}?")
+        section = data
+        for depth, name in enumerate(sections):
+            inner = section.get(name)
             where = ".".join(sections[: depth + 1])
             require(
                 isinstance(inner, dict),
-                f"--set {key}: there is no section {where!r}.{did_you_mean(section, place)} "
-                f"Known here: {', '.join(sorted(place))}.",
+                f"--set {key}: there is no section {where!r}.{did_you_mean(name, section)} "
+                f"Known here: {', '.join(sorted(section))}.",
             )
-            place = typing.cast("dict[str, Any]", inner)
-        place[last] = _parse(text.strip())
+            section = typing.cast("dict[str, Any]", inner)
+        section[last] = _parse(text.strip())
     method = getattr(config, "method", None)
     return from_dict(type(config), data, method=type(method) if method is not None else None)
 

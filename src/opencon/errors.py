@@ -1,6 +1,6 @@
-"""What the user can fix. The command line prints these without a traceback and exits with code 2.
+"""Errors that the user can fix. The command line prints these without a traceback and exits with code 2.
 
-A message says what is wrong, the value given, what is allowed, and what to do. Mistakes of the programmer are
+A message says what is wrong, the value, what is allowed, and what to do. Mistakes of the programmer are
 plain `assert` or built-in exceptions.
 """
 

@@ -1,4 +1,4 @@
-"""scikit-learn's door: rows, images or photo files in, with some labels; seen classes and new groups out.
+"""The scikit-learn estimator: rows, images or photo files with some labels in; seen classes and new groups out.
 
     X --> rows --> fit_features --> classes_ = seen classes, then new groups
 
@@ -59,20 +59,20 @@ class OpenWorldClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Tran
     Args:
         n_novel: how many new groups to look for, or "auto" to have it estimated.
         method: name of the method whose losses the steps use.
-        steps: steps in which a head is trained on the features with the method's losses. On fixed features they gain
-            nothing that can be measured (docs/how-discover-works.md), so there are none unless you ask.
+        steps: steps of training a head on the features with the method's losses. On fixed features they gain nothing
+            that can be measured (docs/how-discover-works.md), so there are none unless you ask.
         lr: learning rate at the start.
         encoder: what turns images and photos into features, see `open_encoder`; not used for 2-D `X`.
-        cache: folder to keep features of photo files in; None: they are computed again each time.
+        cache: folder for the features of photo files; None: they are computed again each time.
         random_state: seed, generator, or None for another result each time.
 
     Attributes:
         classes_: (C,) labels of the seen classes, sorted, then those of the new groups, largest group first: max + 1,
             max + 2, ... after numbers; "new-1", "new-2", ... after strings, without those that are classes.
-        n_seen_, n_novel_: S, and how many new groups were found; they add up to C.
+        n_seen_, n_novel_: S, and the number of new groups; they add up to C.
         labels_: (M,) prediction for the rows of `fit`.
         embedding_: (M, D) their unit embedding.
-        count_: the `CountEstimate`, None where `n_novel` was given.
+        count_: the `CountEstimate`; None where `n_novel` is a number.
         model_: the `OpenWorldModel`.
         n_features_in_: F.
     """
@@ -123,7 +123,7 @@ class OpenWorldClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Tran
         rows, views = samples.rows(self._settings(num_views=VIEWS_FOR_STEPS if config.steps else 0), self.cache)
         rows = validate_data(self, rows, dtype=np.float32, ensure_min_samples=2)
         self._kind = samples.kind
-        with seeded(config.seed):  # building networks takes from torch's default generator: put it back as it was
+        with seeded(config.seed):  # building networks draws from torch's default generator, which must stay as it was
             fitted = fit_features(_tensor(rows), torch.from_numpy(codes), config, views=views)
 
         self.model_ = fitted.model
@@ -167,8 +167,8 @@ class OpenWorldClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Tran
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
         """Accuracy on the rows whose label in `y` is a seen class; all others are left out.
 
-        It says nothing of the new groups: their labels are names we gave, which no `y` can contain. Where you do have
-        the truth about them, see `opencon.metrics.open_world_accuracy`.
+        It says nothing of the new groups: we made up their labels, so no `y` can contain them. Where you know the true
+        classes, use `opencon.open_world_accuracy`.
         """
         predicted = self.predict(X)
         y = column_or_1d(y)
@@ -182,7 +182,7 @@ class OpenWorldClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Tran
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
         tags.input_tags.three_d_array = True  # gray images; paths are a list, for which there is no tag
-        tags.transformer_tags.preserves_dtype = ["float32"]  # whatever comes in
+        tags.transformer_tags.preserves_dtype = ["float32"]  # for every input type
         return tags
 
     def _config(self, *, is_all_labeled: bool) -> OpenWorldConfig:
@@ -237,23 +237,23 @@ def encode_labels(y: Any) -> tuple[Array, npt.NDArray[np.int64]]:
             "and -1 (None among strings) for the others; for no labels at all there is sklearn.cluster.KMeans."
         )
     if isinstance(y, (list, tuple)) and any(isinstance(value, str) for value in y):
-        y = np.asarray(y, dtype=object)  # among strings numpy would make text of all else
+        y = np.asarray(y, dtype=object)  # next to strings, numpy would turn everything else into text
     y = column_or_1d(y, warn=True)
     if y.dtype == object:
-        given = np.array([not _is_missing(value) for value in y], dtype=bool)
-        named = _of_one_type(y[given])
+        has_label = np.array([not _is_missing(value) for value in y], dtype=bool)
+        labels = _of_one_type(y[has_label])
     else:
-        given = ~np.isnan(y) if y.dtype.kind == "f" else np.ones(len(y), dtype=bool)
-        named = y[given]
-        assert_all_finite(named, input_name="y")
-    if named.dtype.kind in "iuf":
-        is_class = named != -1
-        given[given], named = is_class, named[is_class]
+        has_label = ~np.isnan(y) if y.dtype.kind == "f" else np.ones(len(y), dtype=bool)
+        labels = y[has_label]
+        assert_all_finite(labels, input_name="y")
+    if labels.dtype.kind in "iuf":
+        is_class = labels != -1
+        has_label[has_label], labels = is_class, labels[is_class]
     codes = np.full(len(y), -1, dtype=np.int64)
-    if not len(named):
-        return named, codes
-    check_classification_targets(named)
-    classes, codes[given] = np.unique(named, return_inverse=True)
+    if not len(labels):
+        return labels, codes
+    check_classification_targets(labels)
+    classes, codes[has_label] = np.unique(labels, return_inverse=True)
     if "-1" in classes.astype(str) and classes.dtype.kind == "U":
         warnings.warn('y has a class named "-1". Among strings, None marks the unlabeled rows.', stacklevel=3)
     return classes, codes
@@ -301,13 +301,12 @@ Folder = str | os.PathLike[str] | None
 
 
 class Samples(NamedTuple):
-    """What X holds, and how it becomes rows."""
+    """The content of X, and how it becomes rows."""
 
     values: Any  # one entry per sample
     kind: str  # in words; a fitted estimator takes only what it was fitted with
-    rows: Callable[
-        [FeatureSettings, Folder], tuple[Any, Tensor | None]
-    ]  # (M, F), and (M, V, F) views where it has some
+    # Called with the settings and the cache; (M, F) features, and (M, V, F) of views where there are some.
+    rows: Callable[[FeatureSettings, Folder], tuple[Any, Tensor | None]]
 
 
 def read_samples(X: Any) -> Samples:
@@ -362,5 +361,5 @@ def encode_photos(paths: Sequence[Path], settings: FeatureSettings, cache: Folde
 
 
 def _tensor(rows: Array) -> Tensor:
-    """A copy: what the caller holds may be read-only, or change."""
+    """A copy, because the caller's array may be read-only or may change."""
     return torch.tensor(rows, dtype=torch.float32)

@@ -1,4 +1,4 @@
-"""Files are written whole or not at all."""
+"""Write files whole or not at all."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def write_whole(path: Path, write: Callable[[Path], object]) -> Path:
 
 
 def _umask() -> int:
-    """What this process takes from the rights of new files; the only way to ask is to set it."""
+    """The rights that this process withholds from new files. The only way to read the mask is to set it."""
     mask = os.umask(0o022)
     os.umask(mask)
     return mask

@@ -1,4 +1,4 @@
-"""How good are the groups: accuracy by protocol, agreement of partitions, detection of novelty, neighborhoods.
+"""How good the groups are: accuracy by protocol, agreement of partitions, detection of novelty, neighborhoods.
 
 Letters: M images, D embedding size, S = num_seen. True classes below S are seen, the others novel. Accuracies and all
 other shares are fractions in [0, 1]. A number that does not exist (no image in the subset) is nan.
@@ -62,7 +62,7 @@ def match(predicted: ArrayLike, truth: ArrayLike) -> dict[int, int]:
     """The one-to-one naming of groups by classes that makes the most rows right.
 
     Groups and classes may be any non-negative numbers and differ in how many there are. A group that shares no row with
-    a class that is left over gets no name.
+    any class that is left over gets no name.
     """
     predicted, truth = _as_ids(predicted, truth)
     groups, group = np.unique(predicted, return_inverse=True)
@@ -129,12 +129,12 @@ def novelty_detection(novelty: ArrayLike, is_novel: ArrayLike) -> NoveltyDetecti
     the share of novel images. All three are nan when there is no seen or no novel image.
     """
     score = np.asarray(novelty, dtype=np.float64)  # (M,)
-    given = np.asarray(is_novel)
-    if not np.isin(given, (0, 1)).all():
+    flags = np.asarray(is_novel)
+    if not np.isin(flags, (0, 1)).all():
         raise DataError(
-            f"is_novel holds {given[~np.isin(given, (0, 1))][0]}: say true or false, 1 or 0, for each image."
+            f"is_novel holds {flags[~np.isin(flags, (0, 1))][0]}: say true or false, 1 or 0, for each image."
         )
-    target = given.astype(bool)  # (M,)
+    target = flags.astype(bool)  # (M,)
     if score.shape != target.shape or score.ndim != 1:
         raise DataError(f"novelty has shape {score.shape}, is_novel {target.shape}. Give one number for each image.")
     if not np.isfinite(score).all():
@@ -142,7 +142,7 @@ def novelty_detection(novelty: ArrayLike, is_novel: ArrayLike) -> NoveltyDetecti
     if target.all() or not target.any():
         return NoveltyDetection(auroc=NAN, aupr=NAN, fpr95=NAN)
     accept_seen = np.sort(-score[~target])
-    threshold = accept_seen[len(accept_seen) // 20]  # so many lie strictly before it: at most 5 %, in whole numbers
+    threshold = accept_seen[len(accept_seen) // 20]  # at most 5 % of them lie strictly before it
     return NoveltyDetection(
         auroc=float(roc_auc_score(target, score)),
         aupr=float(average_precision_score(target, score)),
@@ -171,7 +171,7 @@ def knn_accuracy(
         z: (M, D) unit rows.
         truth: (M,) classes.
         k: neighbors that vote, fewer than M. 20 is ours, in line with common practice for unit embeddings.
-        num_queries: at most so many rows are judged.
+        num_queries: how many rows are judged at most.
     """
     z, truth = torch.as_tensor(z), torch.as_tensor(truth)
     M = len(z)
@@ -236,7 +236,7 @@ def _as_ids(predicted: ArrayLike, truth: ArrayLike) -> tuple[Ids, Ids]:
 
 
 def _right_when_matched(predicted: Ids, truth: Ids) -> NDArray[np.bool_]:
-    """(M,) whether the class that the best naming gives to a row's group is the row's own."""
+    """(M,) whether the best naming gives a row's group the row's own class."""
     naming = match(predicted, truth)
     groups, group = np.unique(predicted, return_inverse=True)
     names = np.array([naming.get(int(g), -1) for g in groups], dtype=np.int64)  # -1 is no class

@@ -20,7 +20,7 @@ def _ema_update(  # type: ignore[no-untyped-def]
     mu = tl.load(mu_ptr + own * dim + d, mask=d < dim, other=0.0)
     for first in range(0, rows, AT_ONCE):
         labels = tl.load(labels_ptr + first + i, mask=first + i < rows, other=-1)
-        mine = tl.where(labels == own, first + i, rows)  # where the own rows are; `rows` for all others
+        mine = tl.where(labels == own, first + i, rows)  # indices of the own rows; `rows` for all others
         row = tl.min(mine)
         while row < rows:
             z = tl.load(z_ptr + row * dim + d, mask=d < dim, other=0.0)
@@ -31,9 +31,9 @@ def _ema_update(  # type: ignore[no-untyped-def]
 
 
 def ema_update_kernel(prototypes: Tensor, z: Tensor, labels: Tensor, momentum: float) -> Tensor:
-    """`prototypes.ema_update` with one program per class that looks for its own rows and takes them in order.
+    """`prototypes.ema_update` with one program per class, which finds its own rows and takes them in order.
 
-    Equal to the plain form because classes do not touch each other; a row with label -1 is nobody's.
+    Equal to the plain form because classes do not touch each other; a row with label -1 belongs to no class.
     """
     prototypes, z, labels = prototypes.contiguous(), z.contiguous(), labels.contiguous()
     out = torch.empty_like(prototypes)

@@ -49,10 +49,10 @@ def novelty_threshold(labeled_scores: Tensor, *, percentile: float) -> Tensor:
     """
     # torch.quantile, spelled out: its checks would make the host wait.
     ordered = labeled_scores.sort().values
-    place = (1.0 - percentile / 100.0) * (len(ordered) - 1)
-    below = int(place)
+    position = (1.0 - percentile / 100.0) * (len(ordered) - 1)
+    below = int(position)
     above = min(below + 1, len(ordered) - 1)
-    return torch.lerp(ordered[below], ordered[above], place - below)
+    return torch.lerp(ordered[below], ordered[above], position - below)
 
 
 @torch.no_grad()

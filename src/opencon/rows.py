@@ -1,4 +1,4 @@
-"""Rows of features and their labels: the one place that refuses what cannot be worked with.
+"""Rows of features and their labels: the one module that checks them.
 
 Letters: M rows, F features, S seen classes.
 """
@@ -12,12 +12,12 @@ from opencon.errors import DataError
 
 
 def check_rows(x: Tensor, *, what: str = "x", num_features: int | None = None) -> None:
-    """Refuse what is not one row of finite numbers for each sample, (M, F).
+    """Refuse a tensor that is not one row of finite numbers for each sample, (M, F).
 
     Args:
         x: the rows.
-        what: what they are called in the message.
-        num_features: F, where it is settled already.
+        what: their name in the message.
+        num_features: F, where it is fixed already.
     """
     check_shape(x, what=what)
     if len(x) == 0:
@@ -37,7 +37,7 @@ def check_rows(x: Tensor, *, what: str = "x", num_features: int | None = None) -
 
 
 def check_shape(x: Tensor, *, what: str = "x") -> None:
-    """Refuse what has no rows of features. Numbers are not looked at, which would cost a pass over them."""
+    """Refuse a tensor that has no rows of features. The numbers are not read, because that would cost a pass over them."""
     if x.ndim != 2 or x.shape[1] == 0:
         raise DataError(f"{what} has shape {tuple(x.shape)}. Give one row of features for each sample, (M, F).")
 
@@ -48,7 +48,7 @@ def check_labels(labels: Tensor, num_rows: int, *, num_seen: int | None = None) 
     Args:
         labels: (M,) class in [0, S) of a labeled row, -1 for an unlabeled one.
         num_rows: M.
-        num_seen: S, where it is settled already; None: the largest label and one.
+        num_seen: S, where it is fixed already; None: the largest label plus one.
     """
     if labels.shape != (num_rows,):
         raise DataError(

@@ -1,4 +1,4 @@
-"""The machine underneath: device, seeds, environment."""
+"""The machine: device, seeds, environment."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ def fast_dtype(device: torch.device) -> torch.dtype:
     if device.type == "cuda":
         able = torch.cuda.is_bf16_supported(including_emulation=False)
     else:
-        asked = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
-        able = any(getattr(torch.cpu, name, lambda: False)() for name in asked)
+        names = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
+        able = any(getattr(torch.cpu, name, lambda: False)() for name in names)
     return torch.bfloat16 if able else torch.float32
 
 
@@ -63,7 +63,7 @@ _SEEDING = threading.RLock()
 def seeded(*seed: int) -> Iterator[None]:
     """Run a block (building a network, say) from a seed, and leave the global random state as it was.
 
-    One thread at a time: torch's own functions for it know a single random state, that of the whole process.
+    Only one thread at a time may be inside: torch's functions know a single random state, that of the whole process.
     """
     with _SEEDING, torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(mix(*seed))  # torch.manual_seed would reseed the GPUs too
@@ -114,8 +114,8 @@ def _commit() -> str | None:
     here = Path(__file__).resolve()
 
     def git(*words: str) -> str:
-        found = subprocess.run(["git", *words], cwd=here.parent, capture_output=True, text=True, timeout=5, check=True)
-        return found.stdout.strip()
+        result = subprocess.run(["git", *words], cwd=here.parent, capture_output=True, text=True, timeout=5, check=True)
+        return result.stdout.strip()
 
     with contextlib.suppress(OSError, subprocess.SubprocessError):
         git("ls-files", "--error-unmatch", here.name)  # an environment inside another checkout is not that checkout

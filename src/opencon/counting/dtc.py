@@ -87,8 +87,8 @@ def count_by_probes(
     ends = (by_probes, by_gaps, answer)
     why = (
         f"By DTC: {num_seen - num_kept} of {num_seen} seen classes were hidden, and are recovered best among {by_probes} "
-        f"groups ({shares[by_probes]:.0%} of their rows). The unlabeled rows stand apart best in {by_gaps} groups (silhouette "
-        f"{gaps[by_gaps]:.2f}). {halfway} lies halfway, and {len(counted)} of those groups are not tiny."
+        f"groups ({shares[by_probes]:.0%} of their rows). The unlabeled rows stand apart best in {by_gaps} groups "
+        f"(silhouette {gaps[by_gaps]:.2f}). {halfway} lies halfway, and {len(counted)} of those groups are not tiny."
     )
     curve = tuple((k, shares[k] + gaps[k]) for k in groups)
     return CountEstimate(answer, min(ends), max(ends), curve, why + hint_of_a_limit(halfway, wanted))

@@ -4,10 +4,10 @@ Letters: M rows, F features, D embedding size, V cached views, S seen classes, C
 
     rows --> main directions, unit length                  RowEncoder.rotate
          --> semi-supervised k-means, many starts          cluster.kmeans
-         --> groups that are halves of one class are one   cluster.merging
+         --> groups that are halves of one class merge     cluster.merging
          --> classes become balls                          mixture.fit_gaussians, RowEncoder.whiten
         (--> the head learns with the method's own losses  training.short_run, only where steps are asked for)
-         --> once more balls, unit length: z               mixture.fit_gaussians, OpenWorldModel.whiten
+         --> classes become balls again, unit length: z    mixture.fit_gaussians, OpenWorldModel.whiten
          --> a prototype and a share for each              mixture.fit_mixture
 
 Each part but training is a few passes over the rows, and the whole is linear in M.
@@ -44,12 +44,15 @@ ON_ROWS = ("opencon", "simclr")  # methods that assign by the projection; others
 # Numbers of ours, each tried on photo features, digits and CIFAR-100 features (benchmarks/openworld.py).
 POWER = 0.5  # 0: directions as they are, 1: all alike; k-means loses 4 points with 0 (digits) and 3 with 1 (photos)
 DIMS = (32, 128)  # directions kept: twice the classes, within these; more is noise, fewer lose classes
-MOST_STARTS, START_WORK = 100, 5e8  # of k-means: many, for the best one is also the most accurate; fewer for many rows
+MOST_STARTS, START_WORK = (
+    100,
+    5e8,
+)  # of k-means; many, because the best one is also the most accurate; fewer for many rows
 ROUNDS_BEFORE, ROUNDS_AFTER = 10, 5  # of making classes balls, before and after training
-PLENTY = 2  # groups looked for, to one that was estimated: 10 points better than 1 on CIFAR-100, alike on the others
-ENOUGH = 50  # rows for each of them; with fewer, halves of a class are not made one: 10 points worse on 280 photos
-ACCURACY = 0.9  # assumed where every class has one labeled row, so that it cannot be measured
-SAMPLE = 10_000  # rows that the confidence is set on
+PLENTY = 2  # times the estimate are looked for: 10 points better than 1 on CIFAR-100, the same on the others
+ENOUGH = 50  # rows for each of those groups; with fewer, halves of a class do not merge: 10 points worse on 280 photos
+ACCURACY = 0.9  # assumed where no class has two labeled rows, so that it cannot be measured
+SAMPLE = 10_000  # rows that set the confidence
 OUTLIER_QUANTILE, OUTLIER_MARGIN = 0.005, 0.1  # a row may be a tenth farther than all but 0.5 % of the training rows
 
 
@@ -66,7 +69,7 @@ class OpenWorldConfig:
     noise: float = 1.5  # of a view, in standard deviations within a class; 1 to 1.5 are alike (measured)
 
     def __post_init__(self) -> None:
-        """Refuse what cannot work."""
+        """Refuse settings that cannot work."""
         n = self.num_novel
         require(n is None or n >= 0, f"num_novel = {n} must be 0 or more, or None to have it estimated.")
         METHODS[self.method]  # raises with a hint
@@ -81,7 +84,7 @@ class OpenWorldConfig:
 
 @dataclass(frozen=True)
 class Fitted:
-    """A trained model and what it says of the rows it was trained on."""
+    """A fitted model and what it says of the rows it was fitted to."""
 
     model: OpenWorldModel
     z: Tensor  # (M, D) unit rows
@@ -114,7 +117,7 @@ def fit_features(
         labels: (M,) class in [0, S), every one with at least one row, or -1.
         config: what to look for and how.
         views: (M, V, F) features of augmented views of the same images; float16 will do. Used only with steps.
-        progress: told (finished steps, all steps).
+        progress: called as progress(finished steps, all steps).
     """
     check_rows(x)
     num_seen = check_labels(labels, len(x))
@@ -131,8 +134,9 @@ def fit_features(
     model.encoder = start.encoder
     with seeded(config.seed, NETWORK):
         model.head.reset()
-    classes, history = start.classes, []
-    if config.steps and model.num_classes > 1:  # a single class has nothing to be told from
+    classes = start.classes
+    history: list[dict[str, float]] = []
+    if config.steps and model.num_classes > 1:  # a single class leaves nothing to tell apart
         method, history = _train(model, x, labels, views, start.classes, config, progress)
         classes = method.assign(FeatureBank(in_parts(model.learned, x), labels)).classes
     return _finish(model, x, labels, classes, start.accuracy, count, history)
@@ -141,12 +145,12 @@ def fit_features(
 def _how_many(
     x: Tensor, labels: Tensor, num_seen: int, config: OpenWorldConfig
 ) -> tuple[CountEstimate | None, int, int | None]:
-    """The estimate, if one was asked for; how many new groups to look for; how many if they cannot be merged."""
+    """The estimate, if one was asked for; how many new groups to look for; and how many where they cannot be merged."""
     count, num_novel, least = None, config.num_novel, None
     if num_novel is None:
         count = estimate_classes(x, labels, num_seen=num_seen, seed=config.seed)
-        # Where halves of the data disagree, classes overlap and the estimate tends to be low: look for more than that, and
-        # let merging decide, if there are rows to decide by.
+        # Where halves of the data disagree, classes overlap and the estimate tends to be low. Look for more groups then
+        # and let merging decide, if there are enough rows.
         is_sure = count.low == count.high or count.num_classes == num_seen
         least, many = count.num_classes - num_seen, PLENTY * count.num_classes
         num_novel = least if is_sure or len(x) < ENOUGH * many else many - num_seen
@@ -156,8 +160,8 @@ def _how_many(
 def _start(x: Tensor, labels: Tensor, num_seen: int, num_novel: int, seed: int, least: int | None = None) -> _Start:
     """Directions, groups, and how often a group is right.
 
-    The accuracy is measured before training: afterwards labeled rows look better than others, for the head has learned them.
-    Where too few rows are labeled to say which of many groups are one, `least` new groups are looked for instead.
+    The accuracy is measured before training: afterwards labeled rows look better than others, because the head has learned
+    them. Where too few rows are labeled to judge a merge, `least` new groups are looked for instead.
     """
     num_classes = num_seen + num_novel
     dim = min(max(2 * num_classes, DIMS[0]), DIMS[1], max(x.shape[1], 2))
@@ -187,12 +191,12 @@ def _train(
     config: OpenWorldConfig,
     progress: Callable[[int, int], None],
 ) -> tuple[Method[Any], list[dict[str, float]]]:
-    """Train the head in place with the method's own losses; the method, and the mean of each term by epoch."""
+    """Train the head in place with the method's own losses. Returns the method, and the mean of each term by epoch."""
     rows = in_parts(model.encoder, x)  # (M, D)
     parts = [rows[:, None]] if views is None else [rows[:, None], in_parts(model.encoder, views.to(CPU))]
     source = torch.cat(parts, dim=1)  # (M, 1 + V, D)
     own_labels = labels
-    if bool((labels >= 0).all()):  # a method wants both streams: without unlabeled rows, the labeled ones play them
+    if bool((labels >= 0).all()):  # a method needs both streams: labeled rows stand in for the unlabeled ones
         source, rows, classes = (torch.cat([values, values]) for values in (source, rows, classes))
         labels = torch.cat([labels, torch.full_like(labels, -1)])
     ratio = int((labels >= 0).sum()) / max(int((classes < model.num_seen).sum()), 1)
@@ -249,9 +253,9 @@ def _finish(
     low, middle = (float(nearest.kthvalue(1 + int(q * (len(z) - 1))).values) for q in (OUTLIER_QUANTILE, 0.5))
     done.outlier_threshold.fill_(low - OUTLIER_MARGIN * (middle - low) - 1e-4)
     done.eval().requires_grad_(False)
-    said = done.predict_embedded(z)
-    members = said.classes[(labels < 0) & ~said.unlike_everything]
-    order = order_by_size(members, num_seen, done.num_classes)  # what has moved last may have changed which is larger
+    prediction = done.predict_embedded(z)
+    members = prediction.classes[(labels < 0) & ~prediction.unlike_everything]
+    order = order_by_size(members, num_seen, done.num_classes)  # the last moves may have changed which is larger
     done.prototypes.copy_(done.prototypes[order])
     done.log_share.copy_(done.log_share[order])
     if count is not None and count.num_classes != done.num_classes:

@@ -50,7 +50,7 @@ class Whitening:
 
 @torch.no_grad()
 def fit_gaussians(z: Tensor, start: Tensor, labels: Tensor, *, num_seen: int, rounds: int) -> tuple[Whitening, Tensor]:
-    """Gaussians with one covariance: the whitening it asks for, and the class of each row (M,).
+    """Fit Gaussians with one covariance. Returns the whitening that makes it a ball, and the class of each row (M,).
 
         mean_c = sum_i q_ic z_i / n_c         cov = (1 - a) sum_ic q_ic (z_i - mean_c)(z_i - mean_c)^T / M + a ball
         q_ic  ~ share_c exp(-|W (z_i - mean_c)|^2 / 2)   with W^T W = cov^-1
@@ -60,7 +60,7 @@ def fit_gaussians(z: Tensor, start: Tensor, labels: Tensor, *, num_seen: int, ro
         start: (M,) class of each row to begin with.
         labels: (M,) class of a labeled row, which it keeps, else -1.
         num_seen: S.
-        rounds: of expectation maximization. Few: many classes with few rows each drift (measured).
+        rounds: of expectation maximization. Keep them few: where classes are many and small, they drift (measured).
     """
     num_rows, dim = z.shape
     center = z.mean(dim=0)
@@ -84,7 +84,7 @@ def fit_gaussians(z: Tensor, start: Tensor, labels: Tensor, *, num_seen: int, ro
 
 @torch.no_grad()
 def fit_mixture(z: Tensor, start: Tensor, labels: Tensor, *, num_seen: int, rounds: int) -> Mixture:
-    """Directions with one sharpness: von Mises-Fisher distributions, unit rows.
+    """Fit directions with one sharpness (von Mises-Fisher distributions) to unit rows.
 
         mu_c = normalize(sum_i q_ic z_i)      r = sum_c |sum_i q_ic z_i| / M      sharpness = r (D - r^2) / (1 - r^2)
 
@@ -102,7 +102,7 @@ def fit_mixture(z: Tensor, start: Tensor, labels: Tensor, *, num_seen: int, roun
 
 
 def _one_hot(start: Tensor, labels: Tensor, num_seen: int) -> Tensor:
-    """(M, C): the start, with the labels put in."""
+    """(M, C): the start, with the labels in their rows."""
     num_classes = max(int(start.max()) + 1, num_seen)
     return F.one_hot(torch.where(labels >= 0, labels, start), num_classes).float()
 
@@ -114,9 +114,10 @@ def _share(q: Tensor) -> Tensor:
 
 @torch.no_grad()
 def held_out_accuracy(z: Tensor, assignment: Tensor, labels: Tensor) -> float | None:
-    """Share of labeled rows whose nearest prototype is right, each second row of a class judged without its own help.
+    """Share of labeled rows whose nearest prototype is right. Prototypes are made without the rows that are judged.
 
-    None where no class has two labeled rows. One right and one wrong row are added (Laplace), for few say little.
+    Every second labeled row of a class is judged; None where no class has two. One right and one wrong row are added
+    (Laplace), because a few rows say little.
     """
     labeled = (labels >= 0).nonzero()[:, 0]
     labeled = labeled[torch.argsort(labels[labeled], stable=True)]  # class by class

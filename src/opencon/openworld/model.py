@@ -25,7 +25,7 @@ HIDDEN = 256  # ours: width of the head
 class Prediction:
     """What the model says of M rows."""
 
-    classes: Tensor  # (M,) in [0, C); S and above are new groups, largest first as of the rows trained on
+    classes: Tensor  # (M,) in [0, C); S and above are new groups, the largest among the training rows first
     p: Tensor  # (M, C) rows sum to one
     confidence: Tensor  # (M,) in [0, 1]: p of the class chosen
     novelty: Tensor  # (M,) larger is newer; above 0 a row is more likely new than seen
@@ -43,7 +43,7 @@ class OpenWorldModel(nn.Module):
     def __init__(self, *, num_features: int, dim: int, num_seen: int, num_classes: int) -> None:
         super().__init__()
         self.num_features, self.dim, self.num_seen, self.num_classes = num_features, dim, num_seen, num_classes
-        with seeded(0):  # what is drawn here does not stay
+        with seeded(0):  # the numbers drawn here are replaced
             self.encoder = RowEncoder(num_features, dim)
             self.head = ResidualHead(dim, HIDDEN)
             self.whiten = nn.Linear(dim, dim).requires_grad_(False)
@@ -67,7 +67,7 @@ class OpenWorldModel(nn.Module):
         return F.normalize(self.whiten(self.learned(x)), dim=1)
 
     def learned(self, x: Tensor) -> Tensor:
-        """(M, F) -> (M, D) unit rows as the method has left them, before classes are made balls."""
+        """(M, F) -> (M, D) unit rows as the method has left them, before classes become balls."""
         return F.normalize(self.head(self.encoder(x)), dim=1)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -80,8 +80,8 @@ class OpenWorldModel(nn.Module):
             novelty = max( log [ weight of the new groups / weight of the seen classes ],
                            sharpness * (outlier_threshold - cosine to the nearest seen class) )
 
-        where class c weighs share_c exp(sharpness * cosine_c). Above 0 where a new group is the likelier one, and where a
-        row lies beyond the edge of every seen class.
+        where class c weighs share_c exp(sharpness * cosine_c). It is above 0 where a new group is likelier, and where a row
+        lies beyond the edge of every seen class.
         """
         cosine = z @ self.prototypes.T  # (M, C)
         logits = self.sharpness * cosine + self.log_share
@@ -108,5 +108,5 @@ class OpenWorldModel(nn.Module):
 
 @torch.no_grad()
 def in_parts(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """The function of float32 rows, some thousand at a time."""
+    """Apply a function to float32 rows, some thousand at a time."""
     return torch.cat([function(part.float()) for part in torch.split(x, CHUNK)])

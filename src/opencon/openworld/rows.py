@@ -1,4 +1,4 @@
-"""Rows of numbers in place of images: center, scale and rotate them with numbers found once, then project.
+"""Rows of numbers instead of images: center, scale and rotate them with numbers that are fitted once, then project.
 
 Letters: M rows, F features, D kept directions.
 """
@@ -15,7 +15,7 @@ from opencon.config import EncoderConfig
 from opencon.encoders.base import Encoder
 from opencon.encoders.embedder import Embedder
 
-FAR = 10.0  # ours: so many times the usual distance from the middle, a row counts as wild
+FAR = 10.0  # ours: a row counts as wild from this many times the usual distance to the middle
 LOOKED_AT = 1000  # rows from which the middle is taken
 
 
@@ -23,7 +23,7 @@ class RowEncoder(Encoder):
     """(B, F) features -> (B, D) in two fixed steps; nothing here learns by gradient.
 
     rotate: minus the mean, onto the directions in which the rows differ most, to unit length
-    whiten: an affine map that turns classes into balls (`mixture.fit_gaussians` finds it); the identity until then
+    whiten: an affine map that turns classes into balls (from `mixture.fit_gaussians`); the identity until then
     """
 
     channels_last = False
@@ -45,7 +45,7 @@ class RowEncoder(Encoder):
         """Take mean and directions from rows (M, F).
 
         Direction d, in which the rows have standard deviation s_d, is divided by s_d^power: 0 leaves distances as they
-        are, 1 makes all directions count the same. All are divided by the size of the numbers, too: rows get unit length.
+        are, 1 makes all directions count the same. All are divided by the size of the numbers, too; unit length undoes that.
         """
         # Of numbers around one, squares neither overflow nor vanish; dividing by a power of two rounds nothing.
         scale = 2.0 ** math.frexp(float(x.abs().max()))[1]
@@ -73,7 +73,7 @@ class RowEncoder(Encoder):
 
 
 def tamed(x: Tensor) -> Tensor:
-    """Rows (M, F) with wild ones drawn nearer to the middle, so that a few do not decide what directions all rows get."""
+    """Rows (M, F) with wild ones pulled toward the middle, so that a few rows do not decide the directions of all."""
     middle = x[:: -(-len(x) // LOOKED_AT)].median(dim=0).values
     away = x - middle
     length = away.norm(dim=1, keepdim=True)
@@ -105,7 +105,7 @@ class Rows(Encoder):
 
 
 class RowEmbedder(Embedder):
-    """An `Embedder` for rows: they come centered and scaled."""
+    """An `Embedder` for rows that are centered and scaled already."""
 
     def __init__(self, head: nn.Module, dim: int) -> None:
         super().__init__(Rows(dim), head, EncoderConfig(name="rows", mean=(0.0,), std=(1.0,), head_dim=dim))
@@ -115,7 +115,7 @@ class RowEmbedder(Embedder):
 
 
 class ResidualHead(nn.Module):
-    """x + W2 relu(W1 x): begins as the identity (W2 = 0), so that training starts from the features as they are."""
+    """x + W2 relu(W1 x). It begins as the identity (W2 = 0), so that training starts from the features as they are."""
 
     def __init__(self, dim: int, hidden: int) -> None:
         super().__init__()

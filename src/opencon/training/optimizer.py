@@ -59,7 +59,7 @@ def restore(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
-    """Set it for all parameters; a rate that lives on the device is changed in place, where a recorded step reads it."""
+    """Set the rate of all parameters. A rate on the device changes in place, where a recorded step reads it."""
     for group in optimizer.param_groups:
         if isinstance(group["lr"], torch.Tensor):
             group["lr"].fill_(lr)

@@ -1,4 +1,4 @@
-"""The run folder: what was asked, what was split, what was measured, where it stands.
+"""The run folder: the settings, the split, the measurements, and how far the run has come.
 
     config.json        the RunConfig, written once all is prepared and before anything is trained
     split.json         which images are labeled
@@ -33,12 +33,12 @@ from opencon.files import write_whole
 
 # Files of `opencon discover`; the first makes a folder one of its own.
 DISCOVERY, ASSIGNMENTS, EMBEDDINGS = "discovery.json", "assignments.csv", "embeddings.npy"
-# Settings that may change when a run is resumed: where files lie and how they are read, how often it looks and saves.
+# Settings that may change when a run is resumed: where files lie, how they are read, how often the run logs and saves.
 HARMLESS = {"data.root", "data.memory_gb", "encoder.weights", "train.log_every", "train.save_seconds", "eval.every"}
 
 
 class RunFolder:
-    """One folder on disk, the only place that writes to it."""
+    """One folder on disk; only this class writes to it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -47,7 +47,7 @@ class RunFolder:
 
     @classmethod
     def made(cls, path: Path) -> RunFolder:
-        """The folder, made if it is not there."""
+        """The folder, which is made if it is missing."""
         try:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as err:
@@ -88,20 +88,20 @@ class RunFolder:
         """Keep others from training into this folder meanwhile. The lock ends with its process, however that ends."""
         try:
             import fcntl
-        except ImportError:  # Windows: there is none
+        except ImportError:  # Windows has none
             yield
             return
-        place = os.open(self.path, os.O_RDONLY)
+        descriptor = os.open(self.path, os.O_RDONLY)
         try:
             with contextlib.suppress(OSError):  # a file system without locks
                 try:
-                    fcntl.flock(place, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 except BlockingIOError as err:
                     message = f"another process is training into {self.path}. Wait for it, or give another --out."
                     raise RunError(message) from err
             yield
         finally:
-            os.close(place)
+            os.close(descriptor)
 
     def has(self, name: str) -> bool:
         """Whether the run has written this file."""
@@ -113,7 +113,7 @@ class RunFolder:
         self.write_file(name, lambda partial: partial.write_text(text, encoding="utf-8"))
 
     def write_text(self, name: str, text: str) -> None:
-        """Write one text file; names of files may hold bytes that are no text, and come out as they were."""
+        """Write one text file. File names may hold bytes that are no text; they are written as they were."""
         encoded = text.encode("utf-8", "surrogateescape")
         self.write_file(name, lambda partial: partial.write_bytes(encoded))
 
@@ -161,14 +161,14 @@ class RunFolder:
         self.write_file(self.checkpoint.name, lambda partial: torch.save(dict(state), partial))
 
     def load_checkpoint(self, config: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """The checkpoint, on the CPU; refused if it was trained with another configuration than given."""
+        """The checkpoint, on the CPU; refused if it was trained with another configuration."""
         if not self.checkpoint.exists():
             raise RunError(f"{self.path} has no checkpoint yet. Train it first: opencon train ... --out {self.path}")
         try:
             state: dict[str, Any] = torch.load(self.checkpoint, map_location="cpu", weights_only=True)
         except Exception as err:  # torch raises many kinds for a damaged file
-            said = f"{type(err).__name__}: {err}"  # some say no more than a number
-            raise RunError(f"cannot read {self.checkpoint} ({said}). Delete it to start this run over.") from err
+            why = f"{type(err).__name__}: {err}"  # some messages are no more than a number
+            raise RunError(f"cannot read {self.checkpoint} ({why}). Delete it to start this run over.") from err
         changed = _changes(state["config"], config) if config is not None else {}
         if changed:
             lines = "\n".join(f"  {k}: {old!r} in the checkpoint, {new!r} now" for k, (old, new) in changed.items())
@@ -184,7 +184,7 @@ class RunFolder:
         self.write_file(name, lambda partial: save_file(plain, partial, metadata=dict(metadata)))
 
     def write_file(self, name: str, write: Callable[[Path], object]) -> Path:
-        """Write one file, whole or not at all; what goes wrong is said in a sentence."""
+        """Write one file, whole or not at all; an error becomes one sentence."""
         with _explained(self.path / name):
             return write_whole(self.path / name, write)
 
@@ -197,12 +197,12 @@ def _refuse_discovery(path: Path) -> None:
 
 
 def _changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """The settings that make another run of it."""
+    """The settings that differ and would make it another run."""
     return {key: both for key, both in differences(old, new).items() if key not in HARMLESS}
 
 
 def _to_json(data: Mapping[str, Any], indent: int | None = None) -> str:
-    """Strict JSON: a number that is not one (an accuracy over no images, say) becomes null."""
+    """Strict JSON: a number that is not finite (an accuracy over no images, say) becomes null."""
 
     def plain(value: Any) -> Any:
         if isinstance(value, Mapping):

@@ -18,9 +18,8 @@ from opencon.methods import FeatureBank, Method
 from opencon.training.optimizer import build_optimizer
 from opencon.training.trainer import fit
 
-LEAST_LABELED = (
-    8  # ours: a batch is an eighth labeled at least, where so many are; in proportion, few would hardly be seen
-)
+# Ours: at least an eighth of a batch is labeled, if there are that many; in proportion, a few would hardly be seen.
+LEAST_LABELED = 8
 
 
 def short_run(
@@ -36,19 +35,19 @@ def short_run(
     features: Callable[[], FeatureBank],
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[dict[str, float]]:
-    """Train `method` in place for about `steps` steps, in whole epochs; the mean of each term of the loss by epoch.
+    """Train `method` in place for about `steps` steps, in whole epochs. Returns the mean of each loss term by epoch.
 
     Args:
         method: on the device of the images.
         images: (M, ...) what the augmentations take.
-        labels: (M,) class of a labeled image, -1 elsewhere; there are both.
+        labels: (M,) class of a labeled image, -1 elsewhere; there must be both.
         augments: of the two views.
         steps: of the optimizer.
         batch_size: at most; smaller where there are fewer images.
         lr: at the start; it falls along a cosine.
         seed: of batches and views.
         features: embeds the images, for methods that look at all of them before an epoch.
-        progress: told (finished steps, all steps).
+        progress: called as progress(finished steps, all steps).
     """
     num_labeled = int((labels >= 0).sum())
     batch = min(batch_size, len(labels))

@@ -77,12 +77,12 @@ class TrainStep:
         self.total = self.first_bad = torch.empty(0)  # (terms,) sums; first step at which a term was not finite, or -1
 
     def start_epoch(self, draws: Draws) -> None:
-        """Take the random numbers of an epoch into fixed places, and start counting and summing anew."""
+        """Take the random numbers of an epoch into fixed tensors, and start counting and summing anew."""
         if self.draws is None:
             self.draws = draws
         else:
             new = iter(leaves(draws))
-            tree_map(lambda place: place.copy_(next(new)), self.draws)
+            tree_map(lambda fixed: fixed.copy_(next(new)), self.draws)
         self.index.zero_()
         self.total.zero_()
         self.first_bad.fill_(-1.0)
@@ -113,7 +113,7 @@ class TrainStep:
         first_bad = self.first_bad.tolist()
         bad = {name: int(step) for name, step in zip(self.names, first_bad, strict=True) if step >= 0}
         if bad:
-            # The earliest one; the sum is not finite whenever a part of it is not, so of the same step name the part.
+            # Name the earliest one. The sum is not finite whenever a part is not, so in the same step the part comes first.
             name, step = min(bad.items(), key=lambda item: (item[1], item[0] == "loss"))
             raise DivergedError(
                 f"{name} was not a finite number at epoch {epoch}, step {step}. The run is stopped; a "
@@ -152,7 +152,7 @@ class Captured:
             torch.cuda.current_stream().wait_stream(self.stream)
             return
         if self.graph is None:
-            self.step.optimizer.zero_grad(set_to_none=True)  # gradients are to live in the graph's own memory
+            self.step.optimizer.zero_grad(set_to_none=True)  # so that gradients live in the graph's own memory
             self.graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(self.graph, stream=self.stream):
                 self.step()
@@ -160,7 +160,7 @@ class Captured:
 
 
 def check_weights(method: Method[Any], epoch: int) -> None:
-    """Stop before weights that are not finite are kept: the last step's gradient shows in no loss yet (host sync)."""
+    """Stop before weights that are not finite are saved: the last gradient shows in no loss yet (host sync)."""
     learning = [p.detach() for p in method.parameters() if p.requires_grad]
     if not bool(torch.stack(torch._foreach_norm(learning)).isfinite().all()):  # type: ignore[attr-defined, unused-ignore]
         raise DivergedError(
@@ -171,6 +171,6 @@ def check_weights(method: Method[Any], epoch: int) -> None:
 
 def leaves(tree: Any) -> list[Tensor]:
     """The tensors of nested tuples, in order."""
-    found: list[Tensor] = []
-    tree_map(lambda t: found.append(t) or t, tree)  # type: ignore[func-returns-value]
-    return found
+    tensors: list[Tensor] = []
+    tree_map(lambda t: tensors.append(t) or t, tree)  # type: ignore[func-returns-value]
+    return tensors
