@@ -243,7 +243,7 @@ def test_names_for_another_discovery_are_refused(capsys, finished, originals, tm
     table.write_text(f"group,name,discovery\nnew-2,okapi,{own}\n")  # a name changes nothing of what it is
     works(capsys, "name", run, table)
     said = works(capsys, "discover", *where(originals), "--novel", 1, *FAST, "--out", run).err
-    assert "names given here before (zebra, okapi) are gone" in said
+    assert "names you gave in this folder before (zebra, okapi) are gone" in said
     assert "for another discovery" in refused(capsys, "name", run, table)
     table.write_text("group,name\nnew-1,zebra\n")
     works(capsys, "name", run, table)

@@ -1,6 +1,7 @@
 """The command line: parse, call, show. No logic of its own.
 
-What a user can fix ends with one sentence and exit code 2; Ctrl-C ends with code 130 and a run that can be resumed.
+An error that the user can fix ends with one sentence and exit code 2. Ctrl-C ends with code 130 and a run that can be
+resumed.
 """
 
 from __future__ import annotations

@@ -30,22 +30,20 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-# What is printed holds paths and names of the user's, in which [brackets] and :colons: mean nothing.
+# Output holds the user's paths and names, in which [brackets] and :colons: have no meaning.
 console = Console(highlight=False, markup=False, emoji=False)
 errors = Console(stderr=True, highlight=False, markup=False, emoji=False, soft_wrap=True)
 
 Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda or cuda:N.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the plan and the settings, compute nothing.")]
-
-
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
 
 
 def keep_memory() -> None:
     """Let freed memory stay with the process, where the C library is glibc (unless OPENCON_KEEP_MEMORY is 0).
 
-    Otherwise, depending on how the heap happens to lie, every training step on a CPU hands much of its memory back, and is
-    given it anew page by page, zeroed. This is for a whole process, so not for a library to decide.
+    Otherwise, depending on the layout of the heap, every training step on a CPU returns much of its memory to the system
+    and gets it back page by page, zeroed. The setting holds for the whole process, so a library must not decide it.
     """
     if sys.platform == "linux" and os.environ.get("OPENCON_KEEP_MEMORY") != "0":
         with suppress(OSError, AttributeError):
@@ -65,32 +63,32 @@ def options(version: Annotated[bool, typer.Option("--version", help="Print the v
 
 
 def show_plan(plan: Mapping[str, str]) -> None:
-    """A plan as aligned lines."""
+    """Print a plan as aligned lines."""
     for key, text in plan.items():
         console.print(Text.assemble((f"{key:>10}", "bold"), f"  {text}"), soft_wrap=True)
 
 
-def show_count(found: CountEstimate) -> None:
-    """An estimate and how it was found."""
-    span = f" (between {found.low} and {found.high})" if found.low < found.high else ""
-    console.print(f"About {found.num_classes} classes{span}. {found.why}", soft_wrap=True)
+def show_count(estimate: CountEstimate) -> None:
+    """Print an estimate and the reason for it."""
+    span = f" (between {estimate.low} and {estimate.high})" if estimate.low < estimate.high else ""
+    console.print(f"About {estimate.num_classes} classes{span}. {estimate.why}", soft_wrap=True)
 
 
 @contextmanager
 def resumable(what: str = "The same command resumes from the last finished epoch.") -> Iterator[None]:
-    """Ctrl-C inside ends with a word and code 130; SIGTERM, by which schedulers and containers stop a job, with 143."""
-    asked: list[int] = []
+    """Ctrl-C inside ends with one line and code 130; SIGTERM, by which schedulers and containers stop a job, with 143."""
+    signals: list[int] = []
 
     def stop(number: int, frame: object) -> None:
-        asked.append(number)
+        signals.append(number)
         raise KeyboardInterrupt
 
-    usual = signal.signal(signal.SIGTERM, stop) if threading.current_thread() is threading.main_thread() else None
+    before = signal.signal(signal.SIGTERM, stop) if threading.current_thread() is threading.main_thread() else None
     try:
         yield
     except KeyboardInterrupt:
         errors.print(f"opencon: interrupted. {what}")
-        raise typer.Exit(128 + (asked or [signal.SIGINT])[0]) from None
+        raise typer.Exit(128 + (signals or [signal.SIGINT])[0]) from None
     finally:
-        if usual is not None:
-            signal.signal(signal.SIGTERM, usual)
+        if before is not None:
+            signal.signal(signal.SIGTERM, before)

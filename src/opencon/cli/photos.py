@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from opencon.photos.discover import Discovery
 
 CACHE = Path("~/.cache/opencon/features")
-MOST_PROBLEMS = 10  # photos that cannot be read and are named one by one
+MOST_PROBLEMS = 10  # unreadable photos that are named one by one
 BARS = {"looking": "looking at photos", "learning": "learning", "fine-tuning": "fine-tuning", "writing": "writing"}
 
 Folder = Annotated[
@@ -44,12 +44,12 @@ Encoder = Annotated[
     str, typer.Option("--encoder", help="efficientnet_lite0, timm:NAME, or the folder of a run of ours.")
 ]
 Size = Annotated[
-    int | None, typer.Option("--size", help="Pixels a side the encoder sees; default: 224, or 128 for small photos.")
+    int | None, typer.Option("--size", help="Side in pixels at which the encoder sees a photo; default: 224, or 128.")
 ]
 Views = Annotated[int | None, typer.Option("--views", help="Random views of each photo for the steps; default: 4.")]
 Seed = Annotated[int, typer.Option("--seed", help="Seed of everything random.")]
 Cache = Annotated[Path, typer.Option("--cache", help="Where features are kept for the next time.")]
-NoCache = Annotated[bool, typer.Option("--no-cache", help="Keep no features, use none.")]
+NoCache = Annotated[bool, typer.Option("--no-cache", help="Neither keep features nor use kept ones.")]
 
 
 @app.command(short_help="Sort photos into the classes you named, and discover new groups.")
@@ -83,7 +83,7 @@ def discover(
     from opencon.runtime import pick_device
 
     photos = find_photos(folder, labeled=labeled, unlabeled=unlabeled, labels=labels, manifest=manifest)
-    how = discover_config(
+    config = discover_config(
         novel=number_of_groups(novel),
         encoder=encoder,
         size=size,
@@ -94,16 +94,16 @@ def discover(
     )
     for note in photos.notes:
         errors.print(f"set aside: {note}")
-    true = read_truth(truth) if truth is not None else None
+    true_classes = read_truth(truth) if truth is not None else None
     where = pick_device(device)
-    prepared = prepare(photos, how, where)
+    prepared = prepare(photos, config, where)
     show_plan({**prepared.plan(), "device": str(where), "folder": str(out)})
     if dry_run:
         return
-    kept = None if no_cache else cache.expanduser()
+    cache_folder = None if no_cache else cache.expanduser()
     with resumable(on_return(no_cache)), quiet_warnings(), bars() as progress:
-        result = discover_photos(prepared, out, cache=kept, truth=true, progress=progress)
-    show_discovery(result, how.fit.num_novel)
+        result = discover_photos(prepared, out, cache=cache_folder, truth=true_classes, progress=progress)
+    show_discovery(result, config.fit.num_novel)
     console.print(
         f"{result.record['seconds']['everything']:.0f} s. Look at {result.report}\n"
         f"New photos: opencon predict {out} MORE_PHOTOS/",
@@ -137,8 +137,8 @@ def show_discovery(result: Discovery, num_asked: int | None) -> None:
         errors.print(f"... and {len(unread) - MOST_PROBLEMS} more; all are in assignments.csv.")
     if result.replaced:
         errors.print(
-            f"note: groups are numbered anew: names given here before ({', '.join(result.replaced)}) are gone, and a "
-            f"names.csv saved before does not fit.",
+            f"note: groups have new numbers. The names you gave in this folder before ({', '.join(result.replaced)}) are "
+            f"gone, and a names.csv from before does not fit.",
             soft_wrap=True,
         )
 
@@ -150,7 +150,7 @@ def predict(
     csv_file: Annotated[Path | None, typer.Option("--csv", help="Write a CSV file instead of JSON lines.")] = None,
     device: Device = "auto",
 ) -> None:
-    """Class or group of new photos, one JSON object a line; "predicted": null means none of these.
+    """Class or group of new photos, one JSON object a line; "predicted": null means unlike all of them.
 
     A photo that cannot be read is a line with its error.
     """
@@ -159,7 +159,7 @@ def predict(
     from opencon.runtime import pick_device
     from opencon.training.run_folder import RunFolder
 
-    if not any(path.expanduser().exists() for path in images):  # one of many is a line with its error
+    if not any(path.expanduser().exists() for path in images):  # a single missing path becomes a line with its error
         raise DataError(f"{printable(images[0])} does not exist. Give photos, or folders of photos.")
     if csv_file is not None and not csv_file.parent.is_dir():
         raise ConfigError(f"--csv {csv_file}: there is no folder {csv_file.parent}. Make it first.")
@@ -176,7 +176,7 @@ def predict(
         unlike, failed = table.num_unlike_everything, len(table.unreadable)
         console.print(f"{len(table):,} photos in {csv_file}: {unlike} unlike everything, {failed} unreadable.")
     if not table.readable:
-        raise typer.Exit(1)  # none could be read, as each line says
+        raise typer.Exit(1)  # no photo could be read; each line says why
 
 
 @app.command(short_help="Give new groups the names you chose.")
@@ -191,11 +191,11 @@ def name(
     for old, new in changed.items():
         console.print(f"{old} is now {new}", soft_wrap=True)
     if not changed:
-        console.print("Every group has its name already: nothing was changed.")
+        console.print("Every group has its name already; nothing was changed.")
         return
     for name_of_several in together:
         console.print(f"{name_of_several}: several groups of this name, which count as one", soft_wrap=True)
-    console.print("In assignments.csv and for predict and export; the page keeps the names it was written with.")
+    console.print("The names hold for assignments.csv, predict and export; the page keeps its old names.")
 
 
 @app.command(short_help="How many classes are in there?")
@@ -249,7 +249,7 @@ def export(
         bool | None,
         typer.Option(
             "--onnx/--no-onnx",
-            help="Also write model.onnx, checked against torch [default: where the extra onnx is there].",
+            help="Also write model.onnx, checked against torch [default: if the extra onnx is installed].",
         ),
     ] = None,
 ) -> None:
@@ -279,7 +279,7 @@ def printable_text(text: str) -> str:
 
 
 def on_return(no_cache: bool) -> str:
-    """What an interrupted command has left."""
+    """What an interrupted command leaves behind, for the user."""
     if no_cache:
         return "Nothing was kept (--no-cache): the same command starts over."
     return "Features are kept: the same command goes on from there."
@@ -287,7 +287,7 @@ def on_return(no_cache: bool) -> str:
 
 @contextmanager
 def quiet_warnings() -> Iterator[None]:
-    """Warnings of ours as plain lines, without the place in the code."""
+    """Show our warnings as plain lines, without their position in the code."""
 
     def show(message: Any, category: type[Warning], *where: Any, **more: Any) -> None:
         if issubclass(category, UserWarning):
@@ -313,9 +313,9 @@ def bars() -> Iterator[Any]:
     with Progress(*columns, console=errors, transient=True) as progress:
         tasks: dict[str, Any] = {}
 
-        def tell(stage: str, done: int, total: int) -> None:
+        def update(stage: str, done: int, total: int) -> None:
             if stage not in tasks:
                 tasks[stage] = progress.add_task(BARS.get(stage, stage), total=max(total, 1))
             progress.update(tasks[stage], completed=done, total=max(total, 1))
 
-        yield tell
+        yield update

@@ -28,6 +28,10 @@ Seed = Annotated[int | None, typer.Option("--seed", help="Training seed (the spl
 Download = Annotated[bool, typer.Option("--download", help="Fetch the data set's archive if it is missing.")]
 TensorBoard = Annotated[bool, typer.Option("--tensorboard", help="Also write TensorBoard logs.")]
 
+WIDE = 150  # columns of a terminal in which the whole training bar fits
+FIRST = ("protocol", "on", "num_images", "seed", "all", "novel", "seen", "knn20")
+SHARES = {"all", "novel", "seen", "knn20", "auroc", "aupr", "fpr95", "share_novel"}
+
 
 @app.command(short_help="Learn five digits, discover five others, in a minute on a CPU.")
 def demo(
@@ -47,7 +51,7 @@ def demo(
     for group in outcome.groups:
         groups.add_row(group.name, str(group.size), group.mostly, f"{group.purity:.1%}")
     console.print(groups)
-    picture = outcome.picture or "none, as matplotlib is missing: pip install 'opencon[plots]'"
+    picture = outcome.picture or "none, because matplotlib is missing: pip install 'opencon[plots]'"
     console.print(
         f"\n{outcome.result['total_seconds']:.0f} s. Look at {outcome.page}\nPicture: {picture}", soft_wrap=True
     )
@@ -99,7 +103,7 @@ def pretrain(
     tensorboard: TensorBoard = False,
     dry_run: DryRun = False,
 ) -> None:
-    """Train an encoder without labels (SimCLR); its encoder.safetensors is what `train --weights` takes."""
+    """Train an encoder without labels (SimCLR). `train --weights` takes the encoder.safetensors that it writes."""
     from opencon.experiments.recipes import get_recipe
 
     name = recipe.removeprefix("simclr/")
@@ -156,7 +160,7 @@ def evaluate(
         sys.stdout.write(json.dumps(without_nan(record)) + "\n")
         return
     if not (run_folder / "result.json").is_file():
-        console.print("note: this run is not finished; what is measured is its last checkpoint.")
+        console.print("note: this run is not finished; its last checkpoint was measured.")
     scores, counted = record.pop("novelty", None), record.pop("count", None)
     console.print(result_table(record, title=str(run_folder)))
     if scores is not None:
@@ -239,7 +243,7 @@ def list_names(
 
 
 def names_table(title: str, first: str, *others: str) -> Table:
-    """A table whose first column, what one would type, is never broken."""
+    """A table whose first column, the name to type, is never wrapped."""
     table = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0))
     table.add_column(first, no_wrap=True)
     for other in others:
@@ -262,8 +266,8 @@ def run(
     from opencon.experiments.run import train as train_run
     from opencon.runtime import pick_device
 
-    given = [f"{key}={json.dumps(value)}" for key, value in shortcuts.items() if value is not None]
-    config = with_settings(base, [*given, *(settings or [])])
+    changes = [f"{key}={json.dumps(value)}" for key, value in shortcuts.items() if value is not None]
+    config = with_settings(base, [*changes, *(settings or [])])
     where = pick_device(device)
     show_plan({**plan(config, download=download), "device": str(where), "folder": str(out)})
     if dry_run:
@@ -272,7 +276,7 @@ def run(
     with resumable(), progress_bar() as callbacks:
         result = train_run(config, out, where, callbacks=callbacks, download=download, tensorboard=tensorboard)
     console.print(result_table(result, title=str(out)))
-    console.print(f"Measure it again, or otherwise: opencon evaluate {out}", soft_wrap=True)
+    console.print(f"Measure it again, or in another way: opencon evaluate {out}", soft_wrap=True)
 
 
 @contextmanager
@@ -302,7 +306,7 @@ def progress_bar() -> Iterator[Any]:
             progress.update(task, completed=(epoch - shape["first"]) * shape["steps"] + steps)
 
         def epoch_done(record: dict[str, Any]) -> None:
-            is_wide = console.width >= WIDE  # else epoch and time would make room for the terms of the loss
+            is_wide = console.width >= WIDE  # otherwise the terms of the loss would displace epoch and time
             terms = [f"{key[5:]} {value:.2f}" for key, value in record.items() if key.startswith("loss_") and is_wide]
             latest["loss"] = f"loss {record['loss']:.2f}" + (f" ({', '.join(terms)})" if terms else "")
             if "all" in record:
@@ -334,13 +338,13 @@ def accuracy_table(rows: Sequence[tuple[str, Mapping[str, Any]]], how: Mapping[s
 def novelty_scores_table(scores: Mapping[str, Mapping[str, float]]) -> Table:
     """How well each score tells novel images from seen ones."""
     table = Table("score", "FPR95", "AUROC", "AUPR", title="Novelty scores (smaller FPR95, larger others are better)")
-    for name, found in scores.items():
-        table.add_row(name, *(f"{found[key]:.1%}" for key in ("fpr95", "auroc", "aupr")))
+    for name, values in scores.items():
+        table.add_row(name, *(f"{values[key]:.1%}" for key in ("fpr95", "auroc", "aupr")))
     return table
 
 
 def without_nan(value: Any) -> Any:
-    """The same with None for what is no finite number: JSON has no NaN, and a measure over no images is one."""
+    """The same with None for NaN and infinity, which JSON lacks; a measure over no images is NaN."""
     if isinstance(value, Mapping):
         return {key: without_nan(inner) for key, inner in value.items()}
     return None if isinstance(value, float) and not math.isfinite(value) else value
@@ -356,8 +360,3 @@ def result_table(record: Mapping[str, Any], title: str) -> Table:
         shown = f"{value:.1%}" if share else f"{value:.4g}" if isinstance(value, float) else str(value)
         table.add_row(key, shown)
     return table
-
-
-WIDE = 150  # columns that a training bar with everything takes
-FIRST = ("protocol", "on", "num_images", "seed", "all", "novel", "seen", "knn20")
-SHARES = {"all", "novel", "seen", "knn20", "auroc", "aupr", "fpr95", "share_novel"}

@@ -1,12 +1,12 @@
-"""Features on disk, found again by the bytes of the photo they came from.
+"""Features on disk, looked up by the bytes of the photo they came from.
 
     cache/NAME-DIGEST/            one folder for each way of computing features (encoder, weights, size, views, ...)
         about.json                what DIGEST stands for, for people
         RANDOM.safetensors        a shard: keys, plain features and views of up to 256 photos
 
-A shard is written once, under a temporary name, and then renamed: killed at any moment, there is a whole shard or none,
-and two programs may fill the same cache. It carries a checksum; one that is damaged is removed, and its photos count as
-unseen. A cache that cannot be written (a full disk, somebody else's folder) is a warning, never an error.
+A shard is written once, under a temporary name, and then renamed. So a program killed at any moment leaves a whole shard or
+none, and two programs may fill the same cache. A shard carries a checksum; a damaged one is removed, and its photos count as
+new. A cache that cannot be written (a full disk, somebody else's folder) causes a warning, never an error.
 
 Letters: F features, V views.
 """
@@ -34,8 +34,8 @@ from torch import Tensor
 from opencon.files import write_whole
 
 SHARD = 256  # photos, ours: seconds of work to lose, few files; about 4 MB for four views of 1280 features
-LOADED = 8  # shards kept in memory while reading, ours: photos are mostly asked for in the order they were stored
-STALE = 3600.0  # seconds after which a temporary file is a dead program's
+LOADED = 8  # shards kept in memory while reading, ours: photos mostly come in the order in which they were stored
+STALE = 3600.0  # seconds after which a temporary file counts as left over by a dead program
 
 KEY = 64  # hexadecimal digits of a SHA-256
 
@@ -46,7 +46,7 @@ class FeatureCache:
     """Features by key (the SHA-256 of a photo's bytes, as 64 digits), for one way of computing them.
 
     Args:
-        root: the cache's folder, made if need be; None: nothing is kept and nothing found.
+        root: the cache's folder, made if need be; None: nothing is kept.
         name: begins the name of the sub-folder.
         identity: all that the features depend on besides the photo; plain data.
     """
@@ -64,7 +64,7 @@ class FeatureCache:
             with self._or_warn():
                 self.folder.mkdir(parents=True, exist_ok=True)
                 if not (self.folder / "about.json").exists():
-                    with contextlib.suppress(FileNotFoundError):  # another program has written it just now
+                    with contextlib.suppress(FileNotFoundError):  # another program has just written it
                         write_whole(self.folder / "about.json", lambda partial: partial.write_bytes(about.encode()))
             self._look_through(self.folder)
 
@@ -80,8 +80,8 @@ class FeatureCache:
             try:
                 self._loaded[shard] = _load(shard)
             except (SafetensorError, OSError, KeyError, ValueError) as err:
-                self._where = {k: place for k, place in self._where.items() if place[0] != shard}
-                warnings.warn(f"cached features {shard} are damaged ({err}) and computed again.", stacklevel=2)
+                self._where = {k: (file, row) for k, (file, row) in self._where.items() if file != shard}
+                warnings.warn(f"cached features {shard} are damaged ({err}) and will be computed again.", stacklevel=2)
                 with contextlib.suppress(OSError):
                     shard.unlink()
                 return None
@@ -98,7 +98,7 @@ class FeatureCache:
                 self.flush()
 
     def flush(self) -> None:
-        """Write what waits."""
+        """Write the features that wait."""
         if not self._waiting:
             return
         keys = "".join(self._waiting)
@@ -112,11 +112,11 @@ class FeatureCache:
             write_whole(file, lambda partial: partial.write_bytes(content))
 
     def _look_through(self, folder: Path) -> None:
-        """Note which keys are where; only the headers are read."""
+        """Note which shard holds which key; only the headers are read."""
         try:
             names = sorted(os.listdir(folder))
         except OSError:
-            return  # it was warned about
+            return  # the constructor has warned already
         for path in (folder / name for name in names):
             if path.suffix == ".partial":
                 with contextlib.suppress(OSError):
@@ -126,7 +126,9 @@ class FeatureCache:
                 try:
                     keys = _metadata(path)["keys"]
                 except (OSError, KeyError, TypeError, ValueError) as err:
-                    warnings.warn(f"cached features {path} are damaged ({err}) and computed again.", stacklevel=3)
+                    warnings.warn(
+                        f"cached features {path} are damaged ({err}) and will be computed again.", stacklevel=3
+                    )
                     with contextlib.suppress(OSError):
                         path.unlink()
                     continue
@@ -139,8 +141,7 @@ class FeatureCache:
         except OSError as err:
             self.is_writable = False
             warnings.warn(
-                f"features cannot be kept in {self.folder} ({err.strerror or err}): going on without, so that they will "
-                f"be computed again next time.",
+                f"features cannot be kept in {self.folder} ({err.strerror or err}): they will be computed again next time.",
                 stacklevel=4,
             )
 
@@ -151,8 +152,8 @@ def _metadata(path: Path) -> dict[str, str]:
         length = int.from_bytes(file.read(8), "little")
         if length > path.stat().st_size:
             raise ValueError("the header is longer than the file")
-        found: dict[str, str] = json.loads(file.read(length))["__metadata__"]
-        return found
+        metadata: dict[str, str] = json.loads(file.read(length))["__metadata__"]
+        return metadata
 
 
 def _load(path: Path) -> Rows:

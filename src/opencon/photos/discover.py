@@ -1,11 +1,11 @@
-"""Photos, a few of them labeled, to classes and new groups: what `opencon discover` does.
+"""From photos, a few of them labeled, to classes and new groups: what `opencon discover` does.
 
     photos --features--> rows --openworld--> a class or group for each --> assignments.csv, embeddings.npy, model, report
 
     OUT/assignments.csv    a line for each photo
     OUT/embeddings.npy     (n, D) unit rows of the photos that could be read, in the order of assignments.csv
     OUT/model.json, model.safetensors   for `opencon predict`
-    OUT/result.json, config.json, environment.json   what came out, what was asked, on what machine
+    OUT/result.json, config.json, environment.json   the result, the settings, the machine
     OUT/report.html        one page that opens offline
 
 Letters: M photos, n that can be read, F features, D embedding size, S seen classes, C classes and groups together.
@@ -46,7 +46,7 @@ from opencon.report.table import Group, PhotoRow, PhotoTable
 from opencon.runtime import environment
 from opencon.training.run_folder import ASSIGNMENTS, DISCOVERY, EMBEDDINGS, RunFolder
 
-SMALL_SIDE, SMALL_SIZE = 144, 128  # photos up to this side are looked at in this size: more pixels would be made up
+SMALL_SIDE, SMALL_SIZE = 144, 128  # photos up to this side are encoded at this size: more pixels would be made up
 FEWEST = 4  # photos, ours: two classes of two
 REPORT = "report.html"
 
@@ -55,7 +55,7 @@ Progress = Callable[[str, int, int], None]  # stage, done, all
 
 @dataclass(frozen=True, kw_only=True)
 class DiscoverConfig:
-    """What is asked of a discovery."""
+    """The settings of a discovery."""
 
     features: FeatureSettings
     fit: OpenWorldConfig
@@ -68,11 +68,11 @@ class DiscoverConfig:
 
 @dataclass(frozen=True, eq=False)
 class Discovery:
-    """What a discovery found, and where it was written."""
+    """The result of a discovery, and where it was written."""
 
     table: PhotoTable  # a row for each photo
     count: CountEstimate | None  # None: the user said how many groups
-    replaced: list[str]  # names that groups had been given in this folder; they have others now
+    replaced: list[str]  # names of groups that `opencon name` had set in this folder; they are gone now
     record: dict[str, Any]  # result.json
     folder: Path
 
@@ -88,7 +88,7 @@ class Discovery:
 
     @property
     def paths(self) -> dict[str, Path]:
-        """Where things lie: the page, the table, the embeddings."""
+        """The files of the page, the table and the embeddings."""
         return {"report": self.report, "table": self.folder / ASSIGNMENTS, "embeddings": self.folder / EMBEDDINGS}
 
     @property
@@ -106,14 +106,14 @@ class Discovery:
 
 @dataclass(frozen=True, eq=False)
 class Prepared:
-    """All that a discovery needs, checked, with the encoder open."""
+    """Everything that a discovery needs, checked, with the encoder open."""
 
     photos: Photos
     config: DiscoverConfig
     extractor: Extractor
 
     def plan(self) -> dict[str, str]:
-        """What will be done, in words. Looks at no photo but times the encoder."""
+        """What will be done, in words. This opens no photo, but it times the encoder."""
         photos, f, fit = self.photos, self.config.features, self.config.fit
         seconds = len(photos.paths) * (1 + f.num_views) / _images_per_second(self.extractor)
         about = f"about {seconds / 60:.0f} min" if seconds >= 90 else f"about {max(seconds, 1):.0f} s"
@@ -140,7 +140,7 @@ class Prepared:
 
 
 def prepare(photos: Photos, config: DiscoverConfig, device: torch.device) -> Prepared:
-    """Refuse what cannot work, decide the size in which photos are looked at, and open the encoder."""
+    """Refuse what cannot work, decide at which size photos are encoded, and open the encoder."""
     check(photos)
     config = replace(config, features=with_image_size(config.features, photos))
     encoder = open_encoder(config.features.encoder, config.features.image_size)
@@ -150,7 +150,7 @@ def prepare(photos: Photos, config: DiscoverConfig, device: torch.device) -> Pre
 
 
 def with_image_size(features: FeatureSettings, photos: Photos) -> FeatureSettings:
-    """The same with the size in which the photos are looked at decided."""
+    """The same settings with a decision at which size the photos are encoded."""
     if features.image_size is not None or features.encoder != "efficientnet_lite0":
         return features
     side = typical_side(photos.paths)
@@ -158,7 +158,7 @@ def with_image_size(features: FeatureSettings, photos: Photos) -> FeatureSetting
 
 
 def open_folder(out: Path) -> RunFolder:
-    """A new or empty folder, or one that a discovery wrote before; found out before any work."""
+    """A new or empty folder, or one that a discovery wrote before; others are refused before any work."""
     try:
         out.mkdir(parents=True, exist_ok=True)
         if any(out.iterdir()) and not (out / DISCOVERY).exists():
@@ -171,9 +171,9 @@ def open_folder(out: Path) -> RunFolder:
 
 
 def names_in(folder: RunFolder, photos: Photos) -> list[str]:
-    """Names that `opencon name` gave to groups of the discovery that is in a folder."""
+    """Names that `opencon name` gave to the groups of the discovery in a folder."""
     names: list[str] = []
-    with contextlib.suppress(RunError, KeyError):  # none, or damaged: it is about to be replaced
+    with contextlib.suppress(RunError, KeyError):  # the model is missing or damaged, and about to be replaced
         names = folder.read_json(MODEL)["class_names"]
     own = set(photos.class_names)
     return [name for name in dict.fromkeys(names) if name not in own and not re.fullmatch(r"new-\d+", name)]
@@ -192,9 +192,9 @@ def discover_photos(
     Args:
         prepared: which photos, the labels of some, and how.
         out: a folder; what an earlier discovery wrote there is replaced file by file.
-        cache: where features are kept for the next time; None: nowhere.
-        truth: the true class of photos by name, to measure with; never seen by the learner.
-        progress: told what is being done.
+        cache: a folder for the features, to use again next time; None: they are not kept.
+        truth: the true class of photos by name, to measure with; the learner never sees it.
+        progress: called as progress(stage, done, all).
     """
     folder = open_folder(out)
     with folder.held():
@@ -228,7 +228,7 @@ def discover_photos(
 
 @dataclass(frozen=True, eq=False)
 class _Learned:
-    """What was learned, and from what."""
+    """The features, and the fit to them."""
 
     features: PhotoFeatures
     settings: FeatureSettings  # of these features
@@ -238,7 +238,7 @@ class _Learned:
 
 
 def _learn(prepared: Prepared, folder: RunFolder, cache: Path | None, progress: Progress) -> _Learned:
-    """Features and a fit to them; with fine-tuning, once more with the encoder that came of it."""
+    """Compute features and fit a model to them; with fine-tuning, do so again with the tuned encoder."""
     photos, config, extractor = prepared.photos, prepared.config, prepared.extractor
 
     def learn(settings: FeatureSettings, fit: OpenWorldConfig, extractor: Extractor) -> _Learned:
@@ -273,7 +273,7 @@ def _learn(prepared: Prepared, folder: RunFolder, cache: Path | None, progress: 
 
 
 def _write_model(photos: Photos, learned: _Learned, folder: RunFolder) -> PhotoTable:
-    """Keep the model, the embeddings and the table."""
+    """Write the model, the embeddings and the table."""
     names, fitted, labels = photos.names(), learned.fitted, learned.labels
     num_new = fitted.model.num_classes - fitted.model.num_seen
     class_names = (*photos.class_names, *itertools.islice(new_names(photos.class_names), num_new))
@@ -281,9 +281,9 @@ def _write_model(photos: Photos, learned: _Learned, folder: RunFolder) -> PhotoT
     model = OpenConModel.of(fitted, class_names, learned.settings, learned.encoder, files, labels)
     model.save(folder)
     folder.write_array(EMBEDDINGS, fitted.z.numpy())
-    given = [class_names[label] if label >= 0 else None for label in labels.tolist()]
+    label_names = [class_names[label] if label >= 0 else None for label in labels.tolist()]
     unread = [PhotoRow.unread(names[i], reason) for i, reason in learned.features.problems.items()]
-    table = model.training_table(files, fitted.z, given, unread, fitted.prediction)
+    table = model.training_table(files, fitted.z, label_names, unread, fitted.prediction)
     folder.write_text(ASSIGNMENTS, table.to_csv())
     return table
 
@@ -309,7 +309,7 @@ def count_classes(
 
 
 def read_features(photos: Photos, extractor: Extractor, cache: Path | None, progress: Progress) -> PhotoFeatures:
-    """Features of every photo that can be read; refuses when too few are left."""
+    """Features of every photo that can be read. Refuses photos of which too few can be read."""
     features = photo_features(
         photos.paths, extractor, cache=cache, progress=lambda done, total: progress("looking", done, total)
     )
@@ -327,18 +327,20 @@ def read_features(photos: Photos, extractor: Extractor, cache: Path | None, prog
 
 
 def _measured(table: PhotoTable, learned: _Learned, photos: Photos, truth: Mapping[str, str] | None) -> dict[str, Any]:
-    """Accuracy on the unlabeled photos whose true class is known; nothing without truth."""
+    """Accuracy on the unlabeled photos whose true class is known; empty without `truth`."""
     if truth is None:
         return {}
     fitted, seen = learned.fitted, {name: c for c, name in enumerate(photos.class_names)}
     others = sorted(set(truth.values()) - set(seen))
     number = seen | {name: len(seen) + i for i, name in enumerate(others)}
     files = [row.file for row in table.readable]
-    true = {i: truth.get(name, truth.get(Path(name).name)) for i, name in enumerate(files) if learned.labels[i] < 0}
-    rows = [i for i, name in true.items() if name is not None]
+    true_name = {
+        i: truth.get(name, truth.get(Path(name).name)) for i, name in enumerate(files) if learned.labels[i] < 0
+    }
+    rows = [i for i, name in true_name.items() if name is not None]
     if not rows:
         raise DataError("--truth names none of the unlabeled photos. Its file names are those in assignments.csv.")
-    classes = np.array([number[true[i]] for i in rows])  # type: ignore[index]
+    classes = np.array([number[true_name[i]] for i in rows])  # type: ignore[index]
     return evaluate(
         fitted.prediction.classes[rows].numpy(),
         classes,
@@ -395,7 +397,7 @@ def _facts(prepared: Prepared, seconds: float) -> dict[str, object]:
 
 @torch.inference_mode()
 def _images_per_second(extractor: Extractor) -> float:
-    """How fast the encoder is here, from a moment's work."""
+    """The speed of the encoder on this machine, from one timed batch."""
     size = extractor.encoder.image_size
     images = torch.zeros(extractor.photos_at_once, 3, size, size, dtype=torch.uint8)
     keys = ["0" * 64] * len(images)

@@ -14,18 +14,18 @@ ONNX = "model.onnx"
 
 
 def export_folder(run: Path, out: Path, *, onnx: bool | None) -> Iterator[str]:
-    """Write a model that needs nothing else; yields a line for each thing written. `onnx` None: where it can be."""
+    """Write a model that needs nothing else; yields lines about it. `onnx` None: write that file if it can be."""
     model = OpenConModel.from_pretrained(run)
     facts = {}
     try:
         result = json.loads((run / "result.json").read_text(encoding="utf-8"))
         facts = {"photos": f"{result['photos']:,}, of which {result['labeled']:,} labeled", "found": result["headline"]}
     except (OSError, ValueError, KeyError):
-        pass  # an exported folder is exported again: it has no result
+        pass  # an exported folder, which has no result
     if out.resolve() == run.resolve():
         raise RunError(f"--out {out} is the discovery itself. Give another folder.")
     model.save_pretrained(out, facts=facts)
-    (out / ONNX).unlink(missing_ok=True)  # of another model, if there is one
+    (out / ONNX).unlink(missing_ok=True)  # it may belong to another model
     yield f"{out}: model, encoder and card. In Python: OpenConModel.from_pretrained({str(out)!r})"
     if onnx is False:
         return

@@ -1,4 +1,4 @@
-"""Photos to features, with views of each where they are wanted, kept in a cache.
+"""Photos to features, and features of random views where they are wanted; all are kept in a cache.
 
     paths --hash--> in the cache: take it
                     new: decode --> the photo and V random views of it --> encoder --> cache
@@ -36,12 +36,12 @@ from opencon.runtime import fast_dtype, generator
 # on top should ignore framing and light, not color.
 VIEWS = AugmentConfig(crop_scale=(0.4, 1.0), flip_p=0.5, jitter=(0.2, 0.2, 0.2, 0.0), jitter_p=0.8, gray_p=0.0)
 VIEWS_FOR_STEPS = 4  # ours: views of each photo where a head is trained on them; more gain nothing
-VERSION = 2  # of all that leads from a file to features; raise it, and cached features are computed anew
+VERSION = 2  # of all that leads from a file to features; raise it to have cached features computed again
 
 READ_AT_ONCE = 64  # photos decoded together, ours: 10 MB at 224 pixels
-READ_AHEAD = 2  # such parts decoded or being decoded while the network works on others
+READ_AHEAD = 2  # such parts that are decoded while the network works on others
 HASH_THREADS = 4  # ours: they mostly wait for the disk
-# Images in one pass. Ours, on a CPU: more fall out of its cache, fewer spend the time on moving weights.
+# Images in one pass. Ours, on a CPU: more images leave its cache, fewer spend the time on moving weights.
 ROWS_CPU, ROWS_GPU = 8, 512
 
 FLOAT16_MAX = 65504.0
@@ -49,10 +49,10 @@ FLOAT16_MAX = 65504.0
 
 @dataclass(frozen=True, kw_only=True)
 class FeatureSettings:
-    """What features depend on, besides the photos."""
+    """The settings that features depend on, besides the photos."""
 
     encoder: str = "efficientnet_lite0"  # see `open_encoder`
-    image_size: int | None = None  # side in pixels; None: what the encoder is usually given
+    image_size: int | None = None  # side in pixels; None: the usual one of the encoder
     num_views: int = 0  # V; only steps learn from views, see `VIEWS_FOR_STEPS`
     seed: int = 0  # of the views
 
@@ -69,8 +69,8 @@ class PhotoFeatures:
 
     plain: Tensor  # (n, F) float32, of the photo as it is
     views: Tensor  # (n, V, F) float16, of random views of it
-    kept: list[int]  # which of the paths the n rows are
-    problems: dict[int, str]  # the others: why they cannot be read
+    kept: list[int]  # index of the path of each of the n rows
+    problems: dict[int, str]  # index of each other path: why it cannot be read
 
 
 def photo_features(
@@ -86,9 +86,9 @@ def photo_features(
 
     Args:
         paths: photo files; one that cannot be read is named in the result and otherwise ignored.
-        extractor: what computes them.
-        cache: a folder to keep features in, for next time; None: none.
-        progress: called with the number of photos that are done, and of all, whenever there are more.
+        extractor: computes the features.
+        cache: a folder for the features, to use again next time; None: they are not kept.
+        progress: called as progress(photos done, photos in all) whenever more are done.
     """
     store = FeatureCache(cache, extractor.encoder.name, extractor.identity())
     return stored_features(paths, extractor, store, lambda done: progress(done, len(paths)))
@@ -129,13 +129,13 @@ def stored_features(
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """Some photos on their way: what was found in the cache or computed, and what is still to be computed."""
+    """Some photos on their way: features from the cache or computed, and photos whose features are still to compute."""
 
     rows: list[tuple[int, str, tuple[Tensor, Tensor]]]  # number of the path, key, features
-    others: int = 0  # photos with nothing to do: unreadable, or twins of others
-    indices: list[int] = field(default_factory=list)  # of the new ones
+    others: int = 0  # photos that need no work: unreadable ones, and twins of others
+    indices: list[int] = field(default_factory=list)  # of the paths still to compute
     keys: list[str] = field(default_factory=list)
-    images: Tensor | None = None  # theirs, (B, 3, S, S) uint8
+    images: Tensor | None = None  # of those paths, (B, 3, S, S) uint8
 
 
 class Reader:
@@ -174,10 +174,10 @@ class Reader:
 
 
 def content_key(path: Path) -> str:
-    """SHA-256 of a file's bytes; empty for what cannot be read, of which decoding will say why."""
+    """SHA-256 of a file's bytes; empty for a file that cannot be read (decoding will say why)."""
     digest = hashlib.sha256()
     try:
-        if not path.is_file():  # reading a pipe would wait for ever
+        if not path.is_file():  # reading a pipe would wait forever
             return ""
         with path.open("rb") as file:
             while piece := file.read(1 << 20):
@@ -188,7 +188,7 @@ def content_key(path: Path) -> str:
 
 
 class Extractor:
-    """Photos to features, in the fastest form that the encoder has here: batch norms folded, and bfloat16 where the
+    """Photos to features, by the fastest form of the encoder: batch norms are folded, and bfloat16 is used where the
     processor computes with it.
     """
 
@@ -232,7 +232,7 @@ class Extractor:
         x = plain_view(images, self.encoder.image_size)
         if num_views:
             views = self.augment.apply(images.repeat_interleave(num_views, dim=0), self._draw(keys))
-            x = torch.cat([x, views])  # ((1 + V) * B, 3, S, S): first the photos, then view by view of each
+            x = torch.cat([x, views])  # ((1 + V) * B, 3, S, S): first the photos, then the views of each
         if self.is_gray:
             x = to_gray(x)
         x = x.sub_(self.mean).div_(self.std)
@@ -257,7 +257,7 @@ class Extractor:
 
 
 def _computed(reader: Reader, extractor: Extractor) -> Generator[Part, None, None]:
-    """Read and compute photos, `READ_AT_ONCE` at a time; finished parts in order."""
+    """Read and compute photos, `READ_AT_ONCE` at a time; yields finished parts in order."""
     starts = range(0, len(reader.paths), READ_AT_ONCE)
     threads = torch.get_num_threads()
     reading: deque[Future[Part]] = deque()
@@ -282,7 +282,7 @@ def _computed(reader: Reader, extractor: Extractor) -> Generator[Part, None, Non
         return part if isinstance(part, Part) else part.result()
 
     with contextlib.ExitStack() as stack:
-        # New threads start with the number of threads last set anywhere: one each, see the top of this file.
+        # A new thread starts with the number of threads last set anywhere. Each gets one, see the top of this file.
         torch.set_num_threads(1)
         stack.callback(torch.set_num_threads, threads)
         workers = threads if extractor.device.type == "cpu" else 1

@@ -29,17 +29,17 @@ from opencon.training.short_run import short_run
 STEPS = 600  # ours: minutes on a GPU, and the last stage of a good encoder has little to learn
 BATCH = 256  # ours: what a GPU of a laptop holds at 224 pixels
 LR = 0.005  # ours, a quarter of OpenCon's: the start is a trained network
-LAST = {"efficientnet_lite0": "stage7"}  # its stage "last" is one 1x1 convolution; elsewhere it is the last stage
+LAST = {"efficientnet_lite0": "stage7"}  # its stage "last" is only a 1x1 convolution; others train their last stage
 MAX_GB = 8.0  # of decoded photos held in memory
 
 
 def check_finetune(encoder: PretrainedEncoder, num_photos: int) -> None:
-    """Refuse what cannot be trained, before any work."""
+    """Refuse an encoder that cannot be trained, before any work."""
     if encoder.name not in ENCODERS:
         raise ConfigError(f"--finetune works with {', '.join(ENCODERS.names())}, not with {encoder.name}.")
     if encoder.net.in_channels != 3:
         raise ConfigError(
-            f"--finetune works with encoders of color images, and {encoder.name} was trained on gray ones."
+            f"--finetune works with encoders of color images, but {encoder.name} was trained on gray ones."
         )
     needed = num_photos * 3 * encoder.image_size**2 / 1e9
     if needed > MAX_GB:
@@ -61,18 +61,18 @@ def finetune(
     steps: int = STEPS,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> FeatureSettings:
-    """Train with OpenCon's losses and write the encoder; returns the settings that take it, at the size it learned at.
+    """Train with OpenCon's losses and write the encoder. Returns settings for it, at the size at which it learned.
 
     Args:
         paths: n photos that can be read.
         labels: (n,) class in [0, S), or -1.
-        classes: (n,) the class or group of each, in [0, C), by a fit to the features there were: where training starts.
+        classes: (n,) the class or group of each in [0, C), from the fit before; training starts from it.
         features: which encoder, at which size.
         num_classes: C.
         out: where the encoder goes.
         device: where it is trained; on a CPU this takes hours.
         steps: of training.
-        progress: told (finished steps, all steps).
+        progress: called as progress(finished steps, all steps).
     """
     encoder = open_encoder(features.encoder, features.image_size)
     check_finetune(encoder, len(paths))
@@ -107,7 +107,7 @@ def finetune(
         features=bank,
         progress=progress,
     )
-    # Beside the weights, where whoever opens them looks for what they expect of an image.
+    # `open_encoder` reads the mean and std of images from the configuration beside the weights.
     statistics = {"mean": encoder.mean, "std": encoder.std}
     out.write_json("config.json", {**out.read_json("config.json"), "encoder": statistics})
     out.save_tensors(RUN_FILE, net.state_dict(), {"encoder": encoder.name})

@@ -1,4 +1,4 @@
-"""Models on the Hugging Face hub, an extra: fetched by name, uploaded with their card."""
+"""Models on the Hugging Face hub (extra `hub`): download by name, upload with a card."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ FILES = ["*.json", "*.safetensors", "README.md"]  # all that a model is made of;
 
 
 def download(source: str | Path, settings: str) -> Path:
-    """The folder of a model: `source` itself, or what the hub has under that name, where there is no such folder.
+    """The folder of a model: `source` itself; or, where there is no such folder, a download from the hub.
 
     Args:
         source: a folder, or "owner/name".
-        settings: the file that makes a folder a model.
+        settings: name of the file that every model has.
     """
     folder = Path(source).expanduser()
     if folder.exists() or isinstance(source, Path) or not NAME.fullmatch(source):
@@ -28,15 +28,14 @@ def download(source: str | Path, settings: str) -> Path:
     try:
         fetched = Path(hub.snapshot_download(source, allow_patterns=FILES))
     except Exception as err:  # no network, no such name, no permission: each has an error of its own
-        said = next(iter(str(err).splitlines()), type(err).__name__)
-        raise RunError(f"{source!r} is no folder here, and the hub does not have it either ({said}).") from err
+        raise RunError(f"{source!r} is no folder here, and the hub does not have it either ({_reason(err)}).") from err
     if not (fetched / settings).is_file():
         raise RunError(f"{source!r} on the hub holds no model of opencon (no {settings}).")
     return fetched
 
 
 def upload(repo: str, save: Callable[[Path], None], *, private: bool) -> str:
-    """Upload what `save` writes into a folder; the address."""
+    """Upload what `save` writes into a folder. Returns the address."""
     if not NAME.fullmatch(repo):
         raise RunError(f"{repo!r} is no name on the hub. Give one of the form owner/name.")
     hub = _hub("uploading to the hub")
@@ -46,8 +45,13 @@ def upload(repo: str, save: Callable[[Path], None], *, private: bool) -> str:
             hub.create_repo(repo, private=private, exist_ok=True)
             return str(hub.upload_folder(repo_id=repo, folder_path=folder))
         except Exception as err:
-            said = next(iter(str(err).splitlines()), type(err).__name__)
-            raise RunError(f"{repo!r} cannot be uploaded to the hub ({said}). Log in with `hf auth login`.") from err
+            why = _reason(err)
+            raise RunError(f"{repo!r} cannot be uploaded to the hub ({why}). Log in with `hf auth login`.") from err
+
+
+def _reason(err: Exception) -> str:
+    """The first line of an error's message, or its kind where it has none."""
+    return next(iter(str(err).splitlines()), type(err).__name__)
 
 
 def _hub(why: str) -> Any:

@@ -1,7 +1,7 @@
-"""Which photos there are, and which of them carry a label: two folders, a folder and a table, or a table alone.
+"""List photos and their labels: from two folders, a folder and a table, or a table alone.
 
-Nothing is decoded here, so a plan can be made, and most mistakes found, before anything slow begins. A label for a file that
-is not there is set aside and named; it is fatal only where nothing is left.
+Nothing is decoded here, so that a plan and most error messages come before anything slow. A label for a missing file is set
+aside and reported; it is an error only where nothing is left.
 
 Letters: M photos, S seen classes.
 """
@@ -22,7 +22,7 @@ from opencon.data.listings import IMAGE_SUFFIXES, find_images, list_folder, prin
 from opencon.data.tables import LABEL_COLUMNS, PATH_COLUMNS, read_table
 from opencon.errors import ConfigError, DataError
 
-SIZES_LOOKED_AT = 64  # photos whose size stands for all
+SIZES_LOOKED_AT = 64  # photos whose sizes stand for all
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Photos:
     paths: tuple[Path, ...]  # M
     labels: tuple[int, ...]  # M: class in [0, S), or -1
     class_names: tuple[str, ...]  # S
-    root: Path  # names are shown relative to it
+    root: Path  # the names of photos are relative to it
     notes: tuple[str, ...] = ()  # what was set aside while listing, in plain words
 
     @property
@@ -42,25 +42,25 @@ class Photos:
 
     @property
     def title(self) -> str:
-        """The folder of the photos without a label, or of all: what the whole is called."""
+        """The name of the folder of the unlabeled photos, or of all photos."""
         unlabeled = [path for path, label in zip(self.paths, self.labels, strict=True) if label < 0]
         folder = common_root(*{path.parent for path in unlabeled or self.paths})
         return folder.name or str(folder)
 
     def names(self) -> list[str]:
-        """What each photo is called: its path below the root, as text that may hold undecodable bytes."""
+        """The name of each photo: its path below the root, as text that may hold undecodable bytes."""
         return [shown_name(path, self.root) for path in self.paths]
 
 
 def new_names(taken: Iterable[str]) -> Iterator[str]:
-    """new-1, new-2, ... without end, but for names that are taken."""
+    """new-1, new-2, ... without end, without names that are taken."""
     names = (f"new-{number}" for number in itertools.count(1))
     return (name for name in names if name not in set(taken))
 
 
 def shown_name(path: Path, root: Path) -> str:
-    """A path below the root, or as it is; as it is too where nothing but the root of all folders is above it."""
-    whole, above = Path(os.path.abspath(path)), Path(os.path.abspath(root))  # however they were typed
+    """The path relative to the root; unchanged where it lies elsewhere, or where the root is that of the file system."""
+    whole, above = Path(os.path.abspath(path)), Path(os.path.abspath(root))  # whether typed as relative or absolute
     is_below = above != above.parent and whole.is_relative_to(above)
     return whole.relative_to(above).as_posix() if is_below else str(path)
 
@@ -73,7 +73,7 @@ def find_photos(
     labels: Path | None = None,
     manifest: Path | None = None,
 ) -> Photos:
-    """The photos by one of the ways to give them.
+    """The photos, in one of the ways to name them.
 
     Args:
         folder: with labeled/ and unlabeled/ in it; or any folder, with `labels`.
@@ -101,11 +101,11 @@ def find_photos(
 
 
 def from_two_folders(labeled: Path, unlabeled: Path) -> Photos:
-    """One sub-folder per class, and a pile; a photo of the first inside the second counts once, with its label."""
+    """One folder with a sub-folder per class, and one with the rest. A photo in both counts once, with its label."""
     listing = list_folder(labeled)
-    pile = folder_images(unlabeled)
-    known = {os.path.realpath(path) for path in listing.paths}
-    rest = [path for path in pile if os.path.realpath(path) not in known]
+    images = folder_images(unlabeled)
+    labeled_paths = {os.path.realpath(path) for path in listing.paths}
+    rest = [path for path in images if os.path.realpath(path) not in labeled_paths]
     paths = (*listing.paths, *rest)
     labels = (*listing.classes, *(-1 for _ in rest))
     return Photos(paths, labels, listing.class_names, common_root(labeled, unlabeled), listing.problems)
@@ -114,7 +114,7 @@ def from_two_folders(labeled: Path, unlabeled: Path) -> Photos:
 def from_one_folder(folder: Path) -> Photos:
     """Photos in a folder whose parts are called labeled (one sub-folder per class) and unlabeled."""
     folder = folder.expanduser()
-    folder_images(folder)  # refuses one without any
+    folder_images(folder)  # refuses a folder without photos
     labeled, unlabeled = folder / "labeled", folder / "unlabeled"
     if not (labeled.is_dir() and unlabeled.is_dir()):
         raise DataError(
@@ -125,12 +125,12 @@ def from_one_folder(folder: Path) -> Photos:
 
 
 def from_table(table: Path, folder: Path | None = None) -> Photos:
-    """Rows `path,label` (CSV, TSV or JSON lines), an empty label for none; paths start at `folder`, else at the table's.
+    """A table of `path,label` (CSV, TSV or JSON lines); an empty label means unlabeled.
 
-    With a folder, its other images join as unlabeled ones.
+    Paths are relative to `folder`, or else to the folder of the table. With `folder`, its other images are unlabeled.
     """
     base = (folder or table.parent).expanduser()
-    pile = folder_images(base) if folder is not None else []
+    images = folder_images(base) if folder is not None else []
     labels: dict[str, tuple[int, Path, str]] = {}  # real path to the line that named it, its path and its label
     notes: list[str] = []
     missing: list[tuple[int, Path]] = []
@@ -156,11 +156,11 @@ def from_table(table: Path, folder: Path | None = None) -> Photos:
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
         notes.append(f"{printable(table)}, line {line}{more}: there is no file {printable(path)} ({start})")
     paths = {real: path for real, (_, path, _) in labels.items()}
-    paths |= {real: path for path in pile if (real := os.path.realpath(path)) not in labels}
+    paths |= {real: path for path in images if (real := os.path.realpath(path)) not in labels}
     names = tuple(sorted({label for _, _, label in labels.values() if label}))
     number = {name: c for c, name in enumerate(names)}
-    given = [number.get(labels[real][2], -1) if real in labels else -1 for real in paths]
-    return Photos(tuple(paths.values()), tuple(given), names, base, tuple(notes))
+    classes = (number.get(labels[real][2], -1) if real in labels else -1 for real in paths)
+    return Photos(tuple(paths.values()), tuple(classes), names, base, tuple(notes))
 
 
 def check(photos: Photos) -> None:
@@ -185,17 +185,17 @@ def some_names(names: tuple[str, ...], limit: int = 4) -> str:
 
 
 def folder_images(folder: Path) -> list[Path]:
-    """Every image below a folder; refuses one without any."""
+    """Every image below a folder; refuses a folder without any."""
     folder = folder.expanduser()
     if not folder.is_dir():
         what = "is not a folder" if folder.exists() else "does not exist"
         raise DataError(f"{printable(folder)} {what}. Give the folder that holds the photos.")
-    found = find_images(folder)
-    if not found:
+    images = find_images(folder)
+    if not images:
         others = sorted({path.suffix for path in folder.rglob("*") if path.is_file()})
         held = f"only {', '.join(others)} files" if any(others) else "it is empty"
         raise DataError(f"no photo in {printable(folder)} ({held}). Readable: {', '.join(sorted(IMAGE_SUFFIXES))}.")
-    return found
+    return images
 
 
 def common_root(*folders: Path) -> Path:
@@ -207,10 +207,8 @@ def typical_side(paths: tuple[Path, ...]) -> int | None:
     """The median short side of some of the photos, from their headers; None where none can be read."""
     sides = []
     for path in paths[:: max(1, len(paths) // SIZES_LOOKED_AT)]:
-        with (
-            contextlib.suppress(Exception),
-            Image.open(path) as image,
-        ):  # what is damaged is reported when it is decoded
+        # A damaged file is reported when it is decoded.
+        with contextlib.suppress(Exception), Image.open(path) as image:
             sides.append(min(image.size))
     return int(statistics.median(sides)) if sides else None
 

@@ -1,9 +1,9 @@
-"""A discovery that can be kept: the encoder, the classifier, the names of classes and groups, and a few examples of each.
+"""The model that a discovery keeps: encoder, classifier, names of classes and groups, and a few examples of each.
 
     FOLDER/model.json           format, names, settings, names of the examples
     FOLDER/model.safetensors    the classifier's tensors and the examples' embeddings
-    FOLDER/encoder.safetensors  only of `save_pretrained`: the encoder's weights, so that nothing else is needed
-    FOLDER/README.md            only of `save_pretrained`: the model card
+    FOLDER/encoder.safetensors  only from `save_pretrained`: the encoder's weights, so that nothing else is needed
+    FOLDER/README.md            only from `save_pretrained`: the model card
 
 Nothing in these files is executed on loading. model.json is written last and holds a checksum of the tensors.
 
@@ -48,7 +48,7 @@ FORMAT = 2  # of model.json; raise it when an older opencon could not read it
 SETTINGS, TENSORS, CARD = "model.json", "model.safetensors", "README.md"
 MOST_EXAMPLES = 20  # of a class, ours: enough to show what it looks like; 10 kB a class
 NEAREST = 3  # examples named with a photo, ours: they fit on a line
-# Photos between two looks of the caller, ours: fewer would leave the cores waiting for the last of each part.
+# Photos that are predicted together, ours: with fewer, cores would wait for the last photos of each part.
 CHUNK = 1024
 CPU = torch.device("cpu")
 
@@ -65,14 +65,14 @@ class OpenConModel:
     """
 
     classifier: OpenWorldModel
-    class_names: tuple[str, ...]  # C: the seen classes, then the new groups; those called alike count as one
+    class_names: tuple[str, ...]  # C: the seen classes, then the new groups; those with the same name count as one
     features: FeatureSettings
     example_files: tuple[tuple[str, ...], ...]  # C: typical training photos of each, most typical first
     example_rows: Tensor  # (E, D) their embeddings, class after class
     sizes: tuple[int, ...]  # C: training photos that carried the label or fell to the group
     encoder: EncoderFacts  # of the encoder that the classifier was trained with
-    first_names: tuple[str, ...] = ()  # C: what they were called before any was renamed; none: as they are called
-    home: Path | None = None  # the folder with the encoder's weights; None: where `features` says
+    first_names: tuple[str, ...] = ()  # C: the names before any renaming; empty: `class_names`
+    home: Path | None = None  # the folder with the encoder's weights; None: `features` names them
     device: torch.device = CPU  # where the encoder runs
 
     def __post_init__(self) -> None:
@@ -97,19 +97,18 @@ class OpenConModel:
         """The model of a discovery.
 
         Args:
-            fitted: what was learned from n photos.
-            class_names: C of them.
-            features: how the photos became rows.
-            encoder: by which encoder.
-            files: n names, for the examples.
+            fitted: the fit to n photos.
+            class_names: (C) names of the classes and groups.
+            features: the settings of the features.
+            encoder: facts about the encoder that computed them.
+            files: n names of photos, for the examples.
             labels: (n,) the user's class in [0, S), or -1.
         """
-        said, classifier = fitted.prediction, fitted.model
-        classes = torch.where(labels >= 0, labels, said.classes)  # (n,)
-        belongs = (labels >= 0) | ~said.unlike_everything
-        typical = (fitted.z * classifier.prototypes[classes]).sum(
-            dim=1
-        )  # (n,) cosine to the prototype of its own class
+        prediction, classifier = fitted.prediction, fitted.model
+        classes = torch.where(labels >= 0, labels, prediction.classes)  # (n,)
+        belongs = (labels >= 0) | ~prediction.unlike_everything
+        # (n,) cosine to the prototype of the photo's own class
+        typical = (fitted.z * classifier.prototypes[classes]).sum(dim=1)
         members = [((classes == c) & belongs).nonzero()[:, 0] for c in range(classifier.num_classes)]
         best = [rows[typical[rows].argsort(descending=True, stable=True)][:MOST_EXAMPLES] for rows in members]
         return cls(
@@ -134,12 +133,12 @@ class OpenConModel:
 
     @property
     def num_seen_names(self) -> int:
-        """How many of `names` are those of seen classes."""
+        """How many of `names` belong to seen classes."""
         return len(set(self.class_names[: self.num_seen]))
 
     @property
     def name_of(self) -> Tensor | None:
-        """(C, K): probabilities of classes @ this are those of names. None where every class has a name of its own."""
+        """(C, K) of 0 and 1: turns probabilities of classes into those of names. None where all names differ."""
         if len(self.names) == len(self.class_names):
             return None
         return torch.tensor([[float(own == name) for name in self.names] for own in self.class_names])
@@ -150,18 +149,18 @@ class OpenConModel:
         return [self.names[i] for i in which.tolist()], confidence.tolist()
 
     def _of_names(self, values: Tensor) -> Tensor:
-        """(n, C) -> (n, K): added up over classes of the same name."""
+        """(n, C) -> (n, K): the sum over classes of the same name."""
         return values if self.name_of is None else values @ self.name_of.to(values)
 
     def renamed(self, names: Mapping[str, str]) -> OpenConModel:
-        """The same with other names for some groups (or classes): old name to new name.
+        """The same model with other names for some groups (or classes): old name to new name.
 
-        A group goes by the name it has, or by the one it had first (new-1). Those that get the same name count as one.
+        The old name is the present one or the first one (new-1). Groups that get the same name count as one.
         """
         renamed = list(self.class_names)
         for old, new in names.items():
-            having = self.class_names if old in self.class_names else self.first_names
-            classes = [c for c, name in enumerate(having) if name == old]
+            old_names = self.class_names if old in self.class_names else self.first_names
+            classes = [c for c, name in enumerate(old_names) if name == old]
             if not classes:
                 hint, known = did_you_mean(old, self.names), ", ".join(self.names)
                 raise DataError(f"there is no group {old!r} to rename.{hint} There are: {known}.")
@@ -176,12 +175,12 @@ class OpenConModel:
     def predict(
         self, paths: Paths, *, cache: Path | None = None, progress: Progress = lambda done, total: None
     ) -> PhotoTable:
-        """A table with a row for each photo, in order.
+        """Predict photos. Returns a table with a row for each, in order.
 
         Args:
             paths: photos; a folder stands for all images below it. One that cannot be read becomes a row with an error.
-            cache: a folder to keep features in; None: none.
-            progress: told the number of photos that are done, and of all.
+            cache: a folder for the features, to use again next time; None: they are not kept.
+            progress: called as progress(photos done, photos in all).
         """
         return self.table(tuple(self.predict_each(paths, cache=cache, progress=progress)))
 
@@ -199,10 +198,10 @@ class OpenConModel:
         for start in range(0, len(files), CHUNK):
             part = files[start : start + CHUNK]
 
-            def told(done: int, before: int = start) -> None:
+            def report(done: int, before: int = start) -> None:
                 progress(before + done, len(files))
 
-            features = stored_features(part, extractor, store, told)
+            features = stored_features(part, extractor, store, report)
             rows = iter(self.judge([str(part[i]) for i in features.kept], features.plain) if features.kept else ())
             for i, file in enumerate(part):
                 if i in features.problems:
@@ -213,7 +212,7 @@ class OpenConModel:
 
     @torch.no_grad()
     def judge(self, files: Sequence[str], x: Tensor) -> list[PhotoRow]:
-        """Rows of the table from features (n, F) of photos that are called so."""
+        """Rows of the table from the names and the features (n, F) of photos."""
         z = self.classifier.embed(x)
         return self.rows(files, z, self.classifier.predict_embedded(z), self.nearest_examples(z))
 
@@ -221,7 +220,7 @@ class OpenConModel:
         self,
         files: Sequence[str],
         z: Tensor,
-        said: Prediction,
+        prediction: Prediction,
         nearest: Sequence[tuple[str, ...]],
         given: Sequence[str | None] | None = None,
     ) -> list[PhotoRow]:
@@ -230,16 +229,16 @@ class OpenConModel:
         Args:
             files: n names of photos.
             z: (n, D) their embeddings.
-            said: the prediction.
-            nearest: for each photo, examples like it.
+            prediction: what the classifier says of them.
+            nearest: for each photo, the examples most like it.
             given: for each photo, the label it came with.
         """
         seen = set(self.class_names[: self.num_seen])
         columns = zip(
             files,
-            *self.named(said.p),
-            said.novelty.tolist(),
-            said.unlike_everything.tolist(),
+            *self.named(prediction.p),
+            prediction.novelty.tolist(),
+            prediction.unlike_everything.tolist(),
             nearest,
             given or [None] * len(files),
             strict=True,
@@ -264,31 +263,31 @@ class OpenConModel:
         z: Tensor,
         given: Sequence[str | None],
         unread: Iterable[PhotoRow] = (),
-        said: Prediction | None = None,
+        prediction: Prediction | None = None,
     ) -> PhotoTable:
-        """The table of the photos that made the model: none is its own nearest example.
+        """The table of the training photos, none of which is its own nearest example.
 
         Args:
-            files: n names.
-            z: (n, D) embeddings.
-            given: the labels that they came with.
+            files: n names of photos.
+            z: (n, D) their embeddings.
+            given: the labels they came with, or None.
             unread: rows of the photos that cannot be read.
-            said: the prediction, where it is there already.
+            prediction: what the classifier says of them; None: it is computed.
         """
-        said = self.classifier.predict_embedded(z) if said is None else said
-        return self.table((*self.rows(files, z, said, self.nearest_examples(z, files), given), *unread))
+        prediction = self.classifier.predict_embedded(z) if prediction is None else prediction
+        return self.table((*self.rows(files, z, prediction, self.nearest_examples(z, files), given), *unread))
 
     def table(self, rows: tuple[PhotoRow, ...]) -> PhotoTable:
         """Rows with the names of classes and groups."""
         return PhotoTable(rows, self.names, self.num_seen_names)
 
     def nearest_examples(self, z: Tensor, own: Sequence[str] | None = None) -> list[tuple[str, ...]]:
-        """The most similar examples of each embedded photo (n, D); with its `own` name, not the photo itself."""
+        """The most similar examples of each embedded photo (n, D); with `own` names, never the photo itself."""
         names = [name for files in self.example_files for name in files]  # E
         most = min(NEAREST + (own is not None), len(names))
         best = [i for part in torch.split(z, CHUNK) for i in (part @ self.example_rows.T).topk(most).indices.tolist()]
-        itself = own if own is not None else [None] * len(z)
-        near = ([names[e] for e in row if names[e] != me] for row, me in zip(best, itself, strict=True))
+        own_names = own if own is not None else [None] * len(z)
+        near = ([names[e] for e in row if names[e] != file] for row, file in zip(best, own_names, strict=True))
         return [tuple(row[:NEAREST]) for row in near]
 
     @functools.cached_property
@@ -296,8 +295,8 @@ class OpenConModel:
         return Extractor(self.load_encoder(), replace(self.features, num_views=0), self.device)
 
     def load_encoder(self) -> PretrainedEncoder:
-        """The encoder, read from its file anew; refused if it is not the one that the classifier was trained with."""
-        with seeded(0):  # a network starts at random before it is filled; the caller's random state is left alone
+        """Read the encoder from its file; refused if it is not the one that the classifier was trained with."""
+        with seeded(0):  # a network draws its first weights; the caller's random state must not change
             if self.home is not None:
                 where, encoder = str(self.home / RUN_FILE), stored_encoder(self.home / RUN_FILE, self.encoder)
             else:
@@ -313,10 +312,10 @@ class OpenConModel:
     # --- files --------------------------------------------------------------------------------------------------------
 
     def save(self, folder: str | Path | RunFolder) -> None:
-        """Write model.json and model.safetensors; the encoder too if it came with the model, or lies in this folder."""
+        """Write model.json and model.safetensors, and the encoder if it came with the model or lies in this folder."""
         run = folder if isinstance(folder, RunFolder) else RunFolder.made(Path(folder).expanduser())
-        named = Path(self.features.encoder).expanduser()
-        is_here = named.is_file() and named.resolve() == (run.path / RUN_FILE).resolve()
+        weights = Path(self.features.encoder).expanduser()
+        is_here = weights.is_file() and weights.resolve() == (run.path / RUN_FILE).resolve()
         self._write(run, self.load_encoder() if is_here or self.home is not None else None)
 
     def save_pretrained(
@@ -348,24 +347,24 @@ class OpenConModel:
         self._write(run, encoder)
 
     def push_to_hub(self, repo: str, *, private: bool = False, title: str = "Seen classes and new groups") -> str:
-        """Upload model, encoder and card to the Hugging Face hub (extra `hub`); the address.
+        """Upload model, encoder and card to the Hugging Face hub (extra `hub`). Returns the address.
 
         Args:
-            repo: "owner/name"; made if it is not there.
-            private: whether a new one is hidden from others.
+            repo: "owner/name"; it is made if it does not exist.
+            private: whether a new repository is hidden from others.
             title: of the model card.
         """
         return upload(repo, lambda folder: self.save_pretrained(folder, title=title), private=private)
 
     def _write(self, run: RunFolder, encoder: PretrainedEncoder | None) -> None:
-        """With the weights of the encoder, if it is handed over."""
-        word, path = self.features.encoder, Path(self.features.encoder).expanduser()
+        """Write the model, and the weights of the encoder unless that is None."""
+        name, path = self.features.encoder, Path(self.features.encoder).expanduser()
         if encoder is not None:
-            word = self.encoder.name  # a folder that may be given away says nothing of this machine
+            name = self.encoder.name  # a folder for others must not name paths of this machine
             run.save_tensors(RUN_FILE, encoder.net.state_dict(), {"encoder": self.encoder.name})
-        elif path.suffix == ".safetensors" or path.is_dir():  # to be found from wherever the model is used
-            word = str(path.resolve())
-        tensors = {f"classifier.{name}": tensor for name, tensor in self.classifier.state_dict().items()}
+        elif path.suffix == ".safetensors" or path.is_dir():  # so that the model can be used from any folder
+            name = str(path.resolve())
+        tensors = {f"classifier.{key}": tensor for key, tensor in self.classifier.state_dict().items()}
         run.save_tensors(TENSORS, {**tensors, "examples": self.example_rows}, {"format": str(FORMAT)})
         settings = {
             "what": "a model of opencon: from opencon import OpenConModel; OpenConModel.from_pretrained(FOLDER)",
@@ -375,7 +374,7 @@ class OpenConModel:
             "first_names": self.first_names,
             "sizes": self.sizes,
             "classifier": self.classifier.settings(),
-            "features": asdict(replace(self.features, encoder=word)),
+            "features": asdict(replace(self.features, encoder=name)),
             "encoder": asdict(self.encoder),
             "has_encoder": encoder is not None,
             "example_files": self.example_files,
@@ -388,8 +387,8 @@ class OpenConModel:
         """The model in a folder that `opencon discover`, `save` or `save_pretrained` wrote, or on the Hugging Face hub.
 
         Args:
-            source: a folder with model.json and model.safetensors; or "owner/name" on the hub (extra `hub`), where no
-                such folder is there.
+            source: a folder with model.json and model.safetensors; or, where there is no such folder, "owner/name"
+                on the hub (extra `hub`).
             device: where the encoder runs: "auto", "cpu", "cuda" or "cuda:N".
         """
         folder, device = download(source, SETTINGS), pick_device(str(device))
@@ -400,7 +399,7 @@ class OpenConModel:
                 raise ValueError(f"{TENSORS} does not belong to {SETTINGS}, or is damaged")
             tensors = safetensors.torch.load(content)
             rows = tensors.pop("examples")
-            with seeded(0):  # as for the encoder
+            with seeded(0):  # for the same reason as in `load_encoder`
                 classifier = OpenWorldModel.from_settings(settings["classifier"])
             classifier.load_state_dict({name.removeprefix("classifier."): value for name, value in tensors.items()})
             return cls(
@@ -417,12 +416,12 @@ class OpenConModel:
             )
         except FileNotFoundError as err:
             raise RunError(f"{folder} has {SETTINGS} but no {TENSORS}. Copy the whole folder.") from err
-        except Exception as err:  # settings that are no settings or do not fit the tensors fail in many ways
+        except Exception as err:  # wrong settings, or some that do not fit the tensors, fail in many ways
             raise _damaged(folder, err) from err
 
 
 def identity(run: RunFolder) -> str:
-    """Of the model in a folder, whatever its groups are called: names for them fit no other model."""
+    """Identify the model in a folder, whatever the names of its groups: a table of names fits one model only."""
     return str(run.read_json(SETTINGS)["sha256"])[:12]
 
 
@@ -448,5 +447,5 @@ def _read_settings(folder: Path) -> dict[str, Any]:
 
 
 def _damaged(folder: Path, err: Exception) -> RunError:
-    said = str(err).splitlines()[0] if str(err) and not isinstance(err, KeyError) else f"{type(err).__name__} {err}"
-    return RunError(f"the model in {folder} cannot be read ({said}). Copy it again, or run the discovery again.")
+    why = str(err).splitlines()[0] if str(err) and not isinstance(err, KeyError) else f"{type(err).__name__} {err}"
+    return RunError(f"the model in {folder} cannot be read ({why}). Copy it again, or run the discovery again.")

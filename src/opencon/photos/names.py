@@ -18,14 +18,14 @@ from opencon.training.run_folder import ASSIGNMENTS, EMBEDDINGS, RunFolder
 
 
 def rename_groups(run: Path, table: Path) -> tuple[dict[str, str], list[str]]:
-    """Give groups the names in a table group,name; the model and assignments.csv change.
+    """Give groups the names in a table group,name. This changes the model and assignments.csv.
 
-    A group goes by the name it has, or by the one it had first (new-1), which the report shows: a table may be used again
-    with more names or corrected ones. Groups with the same name count as one. A table that a report wrote says of which
-    discovery it is, and is refused by another one, whose groups have other numbers.
+    The table names a group by its present name, or by its first one (new-1), which the report shows. So a table can be used
+    again with more names or corrected ones. Groups with the same name count as one. A table from a report says which
+    discovery it belongs to; another discovery refuses it, because its groups have other numbers.
 
     Returns:
-        Old to new name where they differ, and the names that several classes or groups carry now.
+        The new name of each group whose name changed, and the names that several classes or groups now share.
     """
     names, discoveries = read_names(table)
     before = OpenConModel.from_pretrained(run)
@@ -44,7 +44,7 @@ def rename_groups(run: Path, table: Path) -> tuple[dict[str, str], list[str]]:
 
 
 def read_names(table: Path) -> tuple[dict[str, str], set[str]]:
-    """Group to name, from a table with the columns group and name; and what its column `discovery` says, if any."""
+    """The name of each group, from a table with the columns group and name; and the entries of its column `discovery`."""
     columns = {name: (name,) for name in ("group", "name", "discovery")}
     rows = [row for _, row in read_table(table, columns, optional=("discovery",))]
     names: dict[str, str] = {}
@@ -58,7 +58,7 @@ def read_names(table: Path) -> tuple[dict[str, str], set[str]]:
 
 
 def _renamed_table(run: Path, before: OpenConModel, after: OpenConModel) -> PhotoTable:
-    """The table of a discovery with the names of `after`; what it says of each photo comes from embeddings.npy."""
+    """The table of a discovery with the names of `after`, predicted again from embeddings.npy."""
     with (run / ASSIGNMENTS).open(encoding="utf-8", errors="surrogateescape", newline="") as file:
         lines = list(csv.DictReader(file))
     z = torch.from_numpy(np.load(run / EMBEDDINGS, allow_pickle=False))

@@ -37,15 +37,15 @@ from opencon.version import __version__
 
 INPUT = "images"
 OUTPUTS = ("probabilities", "novelty", "similarity", "unlike_everything", "embedding")
-BATCHES = (1, 3, 7)  # compared with PyTorch; none is the size that the graph is recorded with, which is 2
-# Ours: fifty layers in another order of summation differ by some 1e-6 in the embedding, a wrong layer by far more.
+BATCHES = (1, 3, 7)  # sizes that are compared with PyTorch; the graph is recorded with another one, 2
+# Ours: fifty layers that sum in another order change the embedding by some 1e-6, a wrong layer by far more.
 TOLERANCE = 1e-4
 ROUNDING = 1e-6  # of a cosine, eight times that of float32
 MOST_BYTES = 2**31 - 1  # what one ONNX file can hold
 
 
 class PhotoNetwork(nn.Module):
-    """Images to all that the model says of them, as plain tensors."""
+    """From images to all outputs of the model, as plain tensors."""
 
     mean: Tensor
     std: Tensor
@@ -97,13 +97,13 @@ def export_onnx(model: OpenConModel, path: str | Path) -> OnnxExport:
 def _recorded(
     network: PhotoNetwork, encoder: PretrainedEncoder, facts: dict[str, str], onnx: Any, runtime: Any
 ) -> tuple[bytes, dict[str, float]]:
-    """The first graph that computes what the network does, and by how much it differs."""
+    """The first graph that computes the same as the network, and by how much it differs."""
     failures = []
     for record in RECORDERS:
         try:
             graph = record(network, encoder.image_size)
             for part in (*graph.graph.node, *graph.graph.input, *graph.graph.output, *graph.graph.value_info):
-                del part.metadata_props[:]  # the exporter's notes, with paths of this machine
+                del part.metadata_props[:]  # the exporter's notes, which name paths of this machine
             onnx.helper.set_model_props(graph, facts)
             content: bytes = graph.SerializeToString()
             return content, compare(content, network, encoder.image_size, runtime)
@@ -117,11 +117,11 @@ def _recorded(
 
 
 def metadata(model: OpenConModel, encoder: PretrainedEncoder) -> dict[str, str]:
-    """What a program needs to know of the graph, in the file itself; lists are JSON."""
+    """What a program needs to know about the graph, kept in the file itself; lists are JSON."""
     size = encoder.image_size
     return {
         "opencon": __version__,
-        "class_names": json.dumps(model.names),  # in ASCII: a name may hold what no text can
+        "class_names": json.dumps(model.names),  # in ASCII: a name may hold bytes that are no text
         "num_seen": str(model.num_seen_names),
         "outlier_threshold": repr(float(model.classifier.outlier_threshold)),
         "image_size": str(size),
@@ -136,26 +136,26 @@ def metadata(model: OpenConModel, encoder: PretrainedEncoder) -> dict[str, str]:
 
 # --- recording --------------------------------------------------------------------------------------------------------
 #
-# Which of torch's ways to a graph works depends on the versions of torch and onnxscript, and on the encoder. So they are
-# tried in turn, the one with the best graph first, and a graph counts only if it computes what PyTorch does.
+# Torch has two ways to record a graph. Which one works depends on the versions of torch and onnxscript, and on the encoder.
+# So both are tried, the one with the better graph first, and a graph counts only if it computes the same as PyTorch.
 
 
 def exported(network: nn.Module, size: int) -> Any:
-    """By torch.export: a graph whose sizes are all fixed but the batch, which onnxruntime runs fastest."""
-    images = torch.zeros(2, 3, size, size)  # a batch of one would be taken for the only size there is
-    shapes = {INPUT: {0: torch.export.Dim("batch", max=2**16)}}  # torch 2.6 wants some end
+    """By torch.export: all sizes but the batch are fixed, which onnxruntime runs fastest."""
+    images = torch.zeros(2, 3, size, size)  # with a batch of one, one would be the only size
+    shapes = {INPUT: {0: torch.export.Dim("batch", max=2**16)}}  # torch 2.6 needs a limit
     with torch.no_grad(), _quiet():
         program = torch.export.export(network, (images,), dynamic_shapes=shapes, strict=False)
         done = torch.onnx.export(program, dynamo=True, verbose=False, input_names=[INPUT], output_names=list(OUTPUTS))
     assert done is not None
     graph = done.model_proto
-    for value in (*graph.graph.input, *graph.graph.output):  # else it is called as torch numbers its symbols
+    for value in (*graph.graph.input, *graph.graph.output):  # otherwise torch's own symbol stays as the name
         value.type.tensor_type.shape.dim[0].dim_param = "batch"
     return graph
 
 
 def traced(network: nn.Module, size: int) -> Any:
-    """By TorchScript: in every torch up to now, but sizes are computed on the way, which cost a third of the speed."""
+    """By TorchScript: every torch so far has it, but the graph computes sizes, which costs a third of the speed."""
     onnx, file = _extra("onnx"), io.BytesIO()
     axes = {name: {0: "batch"} for name in (INPUT, *OUTPUTS)}
     images = torch.zeros(2, 3, size, size)
@@ -168,7 +168,7 @@ def traced(network: nn.Module, size: int) -> Any:
             input_names=[INPUT],
             output_names=list(OUTPUTS),
             dynamic_axes=axes,
-            opset_version=17,  # the first with all that is needed, so that older runtimes read it
+            opset_version=17,  # the first that has every operation, so that older runtimes can read it
         )
     return onnx.load_from_string(file.getvalue())
 
@@ -184,7 +184,7 @@ def compare(content: bytes, network: PhotoNetwork, size: int, runtime: Any) -> d
     novelty, a difference of two such numbers, by twice as much.
     """
     options = runtime.SessionOptions()
-    options.log_severity_level = 4  # its errors are raised as well
+    options.log_severity_level = 4  # its errors are raised anyway
     session = runtime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
     largest, allowed = dict.fromkeys(OUTPUTS, 0.0), dict.fromkeys(OUTPUTS, TOLERANCE)
     draw = generator(torch.device("cpu"), 0)
@@ -193,7 +193,7 @@ def compare(content: bytes, network: PhotoNetwork, size: int, runtime: Any) -> d
         images = torch.rand(batch, 3, size, size, generator=draw) * torch.rand(batch, 3, 1, 1, generator=draw)
         got = dict(zip(OUTPUTS, session.run(list(OUTPUTS), {INPUT: images.numpy()}), strict=True))
         want = dict(zip(OUTPUTS, (t.numpy() for t in network(images)), strict=True))
-        # A similarity at the very threshold may fall on either side of it: each is held to its own.
+        # A similarity at the very threshold may fall on either side, so each flag is compared with its own similarity.
         want["unlike_everything"] = got["similarity"] < np.float32(network.classifier.outlier_threshold)
         for name in OUTPUTS:
             if got[name].shape != want[name].shape:
@@ -205,7 +205,7 @@ def compare(content: bytes, network: PhotoNetwork, size: int, runtime: Any) -> d
         for name in ("probabilities", "novelty"):
             allowed[name] = max(allowed[name], slack)
     for name, distance in largest.items():
-        if not distance <= allowed[name]:  # NaN too
+        if not distance <= allowed[name]:  # also refuses NaN
             raise RunError(f"{name!r} differs from PyTorch's by {distance:.2g}, more than {allowed[name]:.2g}")
     return largest
 
@@ -213,13 +213,13 @@ def compare(content: bytes, network: PhotoNetwork, size: int, runtime: Any) -> d
 def _extra(package: str) -> Any:
     try:
         return importlib.import_module(package)
-    except Exception as err:  # one that does not fit the others fails in many ways, not only ImportError
+    except Exception as err:  # a version that does not fit fails in many ways, not only with ImportError
         raise MissingExtraError(package, "onnx", "export to ONNX", err) from err
 
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the exporter's words about itself: packages it could use, calls of its own that are deprecated."""
+    """Silence the exporter's own messages: packages it could use, its own deprecated calls."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
