@@ -41,3 +41,22 @@ def name_clusters(clusters: Tensor, labels: Tensor, *, num_clusters: int, num_se
     name[matched] = seen
     name[name < 0] = np.arange(num_seen, num_seen + (name < 0).sum())
     return torch.from_numpy(name)[clusters]
+
+
+def name_soft_clusters(clusters: Tensor, p: Tensor, labels: Tensor, *, num_seen: int) -> tuple[Tensor, Tensor]:
+    """The same for clusters with probabilities: classes (M,), on the CPU, and probabilities of the classes (M, K).
+
+    Args:
+        clusters: (M,) the likeliest cluster of each row.
+        p: (M, K) probabilities of the clusters.
+        labels: (M,) class of a labeled row, -1 elsewhere.
+        num_seen: S.
+    """
+    K = p.shape[1]
+    # One more unlabeled row for each cluster shows which class it becomes.
+    clusters = torch.cat([clusters.cpu(), torch.arange(K)])
+    labels = torch.cat([labels.cpu(), torch.full((K,), -1)])
+    classes = name_clusters(clusters, labels, num_clusters=K, num_seen=num_seen)  # (M + K,)
+    p_classes = torch.empty_like(p)
+    p_classes[:, classes[-K:].to(p.device)] = p
+    return classes[:-K], p_classes

@@ -10,7 +10,7 @@ Only l is kept for the backward pass, which makes the blocks of s again. The gra
 
     dz_j = (1 / t) sum_i Q_ij z_i,     Q_ij = exp(s_ij - l_i) + exp(s_ij - l_j)
 
-where a term whose own l is not an anchor's is left out. Q is symmetric, so a block of its rows is one of its columns.
+A term is left out where its own l is not that of an anchor. Q is symmetric, so a block of its rows is one of its columns.
 
 Letters: N rows, D embedding size, R rows of a block; z_i rows, t temperature.
 """
@@ -57,7 +57,7 @@ def info_nce_within(
     Returns:
         Scalar; exactly 0 with zero gradient if no anchor has a positive.
     """
-    # A group is known by the place of its first row among the sorted: ids below N, and unlike torch.unique no host sync.
+    # The number of a group is the position of its first row in sorted order: below N, and unlike torch.unique no host sync.
     group = torch.searchsorted(group.sort().values, group)  # (N,)
     inside = member.to(z.dtype)  # (N,)
     size = torch.zeros_like(inside).index_add(0, group, inside).index_select(0, group)  # (N,) n_i
@@ -71,7 +71,7 @@ def info_nce_within(
 
 
 def rows_of_a_block(z: Tensor) -> int:
-    """What suits the device of z."""
+    """How many rows of a block suit the device of z."""
     return max(CPU_ROWS, GPU_NUMBERS // max(len(z), 1)) if z.is_cuda else CPU_ROWS
 
 
@@ -102,7 +102,7 @@ def _uniformity(z: Tensor, member: Tensor, is_anchor: Tensor, temperature: float
     buffer = z.new_empty(min(block, len(z)), len(z))
     for start in range(0, len(z), block):
         s = _logits(z, outside, start, temperature, buffer[: len(z) - start])  # (R, N)
-        largest = s.amax(dim=1)  # -inf in a row without candidates: not a number from here on, and no anchor
+        largest = s.amax(dim=1)  # -inf in a row without candidates: it becomes NaN, but such a row is no anchor
         lse[start : start + block] = s.sub_(largest[:, None]).exp_().sum(dim=1).log_().add_(largest)
     return lse.masked_fill(~is_anchor, 0.0).sum(), lse.masked_fill_(~is_anchor, float("inf"))
 
@@ -128,8 +128,8 @@ def _uniformity_gradient(z: Tensor, member: Tensor, lse: Tensor, temperature: fl
         stop = start + len(s)
         torch.sub(s, lse[start:stop, None], out=q).exp_()  # +inf, no anchor, makes it 0
         q.add_(s.sub_(lse).exp_())
-        # Rather q.T @ (R, D), added to all rows, than q @ (N, D), set in R rows: so small a result of so long a sum
-        # leaves most of a GPU idle.
+        # q.T @ (R, D), added to all rows, instead of q @ (N, D), set in R rows: a small result of long sums leaves most
+        # of a GPU idle.
         gradient.addmm_(q.T, z[start:stop])
     return gradient.div_(temperature)
 

@@ -22,7 +22,7 @@ def pair_bce(p: Tensor, q: Tensor, same: Tensor) -> Tensor:
         q: (N, K) of the second view.
         same: (N, N) bool, which pairs belong together.
     """
-    chance = (p @ q.T).clamp(max=1.0)  # rounding: a little above one would be a logarithm of less than nothing
+    chance = (p @ q.T).clamp(max=1.0)  # rounding may put it above one, and 1 - chance below zero
     return -(torch.where(same, chance, 1.0 - chance) + SMALLEST_CHANCE).log().mean()
 
 
@@ -38,16 +38,16 @@ def same_top_k(features: Tensor, k: int) -> Tensor:
 
 
 def nearest_other(z: Tensor) -> Tensor:
-    """(N,) for each unit row the place of the nearest one that is not itself."""
+    """(N,) for each unit row the index of the nearest other row."""
     itself = torch.eye(len(z), dtype=torch.bool, device=z.device)
     return (z @ z.T).masked_fill(itself, -torch.inf).argmax(dim=1)
 
 
 def next_of_class(labels: Tensor) -> Tensor:
-    """(N,) for each row the place of the next one with its label, around the end; its own if there is no other.
+    """(N,) for each row the index of the next one with its label, around the end; its own if there is no other.
 
     In a shuffled batch that is a random partner of the same class, without another draw.
     """
-    place = torch.arange(len(labels), device=labels.device)
-    steps = (place[None, :] - place[:, None] - 1) % len(labels)  # to the row after it 0, to itself N - 1
+    index = torch.arange(len(labels), device=labels.device)
+    steps = (index[None, :] - index[:, None] - 1) % len(labels)  # 0 to the row after it, N - 1 to itself
     return steps.masked_fill(labels[:, None] != labels[None, :], len(labels)).argmin(dim=1)

@@ -80,14 +80,14 @@ __all__ = [
 
 @dataclass(frozen=True)
 class MethodEntry:
-    """What the registry knows of a method."""
+    """What the registry knows about a method."""
 
     build: type[Method[Any]]
     title: str
     paper: str  # arXiv:..., doi:... or PMLR ...
     year: int
     needs: str  # besides images, in a few words
-    protocol: str = "-"  # under which its own paper's numbers were made, if it is one of ours
+    protocol: str = "-"  # of the numbers in its own paper, if it is one of ours
 
     def __post_init__(self) -> None:
         if not hasattr(self.build, "settings"):

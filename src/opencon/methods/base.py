@@ -1,4 +1,4 @@
-"""The method contract: all that the trainer, the command line and the tests know of a method.
+"""The method contract: all that the trainer, the command line and the tests know about a method.
 
 Letters: B images in a batch, V views, N = V * B rows (view by view), D embedding size, S seen classes, C all classes,
 M images in a set.
@@ -21,7 +21,7 @@ from opencon.methods.schedule import Kind, Schedule, Variant, usual
 
 @dataclass(frozen=True)
 class Task:
-    """What a method may know of the problem: counts, never the hidden labels."""
+    """What a method may know about the problem: counts, never the hidden labels."""
 
     num_seen: int
     num_classes: int  # seen + novel: how many to look for
@@ -43,7 +43,7 @@ class FeatureBank:
     """A set of images, embedded once, in order."""
 
     z: Tensor  # (M, D) what `embed` gives
-    labels: Tensor  # (M,) class where it is known to the learner, else -1
+    labels: Tensor  # (M,) class of a labeled image, -1 elsewhere
 
 
 @dataclass(frozen=True)
@@ -56,10 +56,15 @@ class Assignment:
     novelty: Tensor | None = None  # (M,) larger is newer, where the method has a score
     novelty_threshold: Tensor | None = None  # scalar: above it an image counts as novel
 
+    @classmethod
+    def from_logits(cls, logits: Tensor, num_seen: int) -> Assignment:
+        """The class of the largest logit; logits are (M, C), the seen classes first."""
+        return cls(classes=logits.argmax(dim=1), p=logits.softmax(dim=1), seen_logits=logits[:, :num_seen])
+
 
 @dataclass(frozen=True)
 class Epoch:
-    """What `before_epoch` is told."""
+    """What `before_epoch` receives."""
 
     index: int
     num_epochs: int
@@ -72,10 +77,10 @@ ConfigT = TypeVar("ConfigT", bound=MethodConfig)
 
 
 class Method(nn.Module, ABC, Generic[ConfigT]):
-    """Five verbs: embed, step, after_step, before_epoch, assign; and `start_from`, where a guess is there already."""
+    """Five verbs: embed, step, after_step, before_epoch, assign; and `start_from`, where there is a guess."""
 
     settings: ClassVar[type[MethodConfig]]  # the class of its configuration
-    special: ClassVar[Mapping[str, tuple[str, ...]]] = {}  # data set with recipes to what differs there, as for --set
+    special: ClassVar[Mapping[str, tuple[str, ...]]] = {}  # data set: the settings that differ there, as for --set
     kernels: bool = True  # use Triton kernels where there are some; set from TrainConfig
     differentiates_twice: ClassVar[bool] = False  # through the encoder, which its kernels cannot
 
@@ -96,7 +101,7 @@ class Method(nn.Module, ABC, Generic[ConfigT]):
         return True
 
     def embed(self, images: Tensor) -> Tensor:
-        """(B, channels, H, W) in [0, 1] -> (B, D), float32: all that `assign` is to know of an image.
+        """(B, channels, H, W) in [0, 1] -> (B, D), float32: all that `assign` gets to see of an image.
 
         Unit rows, unless a method needs something else.
         """
@@ -112,9 +117,9 @@ class Method(nn.Module, ABC, Generic[ConfigT]):
         """A class for every image, once training is over."""
 
     def start_from(self, bank: FeatureBank, classes: Tensor) -> None:
-        """Begin with a class for every image of a bank, (M,) in [0, C), where a good guess is there already.
+        """Start from a class for every image of a bank, (M,) in [0, C), where there is a good guess.
 
-        A method that keeps nothing about classes has nothing to do.
+        A method that keeps no state about classes does nothing.
         """
 
     def before_epoch(self, epoch: Epoch) -> None:

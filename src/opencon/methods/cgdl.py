@@ -106,7 +106,7 @@ class CGDL(Method[CGDLConfig]):
         self.means = nn.Parameter(torch.randn(task.num_seen, dims[-1]))
         self.register_buffer("beta", torch.tensor(0.0))
         self.register_buffer("seed", torch.randint(2**31, ()))
-        # Drawn anew before every epoch: a checkpoint can do without.
+        # Drawn again before every epoch, so a checkpoint does not need it.
         self.register_buffer("noise", torch.zeros(task.num_images, sum(dims)), persistent=False)
 
     @classmethod
@@ -166,7 +166,7 @@ class CGDL(Method[CGDLConfig]):
     def embed(self, images: Tensor) -> Tensor:
         """(B, F + E + 1): unit features, mean of the top latent, reconstruction error (its mean over the pixels).
 
-        Without noise. Features are what is clustered; latent and error say whether, and as what, an image is seen.
+        Without noise. Features are clustered; latent and error decide whether an image is seen, and of which class.
         """
         features = self.embedder.features(images)
         ladder = self.climb(features)
@@ -175,13 +175,13 @@ class CGDL(Method[CGDLConfig]):
 
     @torch.no_grad()
     def assign(self, bank: FeatureBank) -> Assignment:
-        """The classifier's class, or for what is rejected the group that k-means finds among its features.
+        """The class of the classifier; for a rejected image, its k-means group among the features of all rejected ones.
 
         Novelty is in units of the paper's two limits, so that its rule is novelty > 1, a score below one half:
 
             far     = min_k d_k^2 / limit^2     d_k the distance to class k in standard deviations (`class_gaussians`)
             blurred = (e - mean) / (2 sigma)    e the reconstruction error, mean and sigma over the labeled images
-            novelty = max(far, blurred) if blurred > 1, else far: an error within its limit tells nothing
+            novelty = max(far, blurred) if blurred > 1, else far: an error within its limit says nothing
             score   = 1 / (1 + novelty)
         """
         c, labels = self.config, bank.labels
@@ -192,15 +192,15 @@ class CGDL(Method[CGDLConfig]):
         distances = [((latent - m).square() / v).sum(dim=1) for m, v in zip(*seen, strict=True)]
         distance = torch.stack(distances).amin(dim=0)  # (M,)
         far = distance / squared_limit(c.reject_mass, latent.shape[1])
-        known = error[labels >= 0] if bool((labels >= 0).any()) else error  # host sync
-        blurred = (error[:, 0] - known.mean()) / (
-            c.reject_sigmas * known.std(correction=0).clamp(min=SMALLEST_VARIANCE)
+        labeled_error = error[labels >= 0] if bool((labels >= 0).any()) else error  # host sync
+        blurred = (error[:, 0] - labeled_error.mean()) / (
+            c.reject_sigmas * labeled_error.std(correction=0).clamp(min=SMALLEST_VARIANCE)
         )
         novelty = torch.where(blurred > 1.0, torch.maximum(far, blurred), far)
         score = 1.0 / (1.0 + novelty)
         is_novel = rejected(score, labels, self.task, share=c.reject_share, threshold=c.reject_threshold)
         kept = (labels < 0) & ~is_novel
-        threshold = novelty.where(kept, novelty.min()).max()  # whatever is above was rejected
+        threshold = novelty.where(kept, novelty.min()).max()  # all images above it were rejected
         classes = cluster_rejected(features, logits.argmax(dim=1), is_novel, self.task)
         return Assignment(classes, seen_logits=logits, novelty=novelty, novelty_threshold=threshold)
 
@@ -226,7 +226,7 @@ def product(a: Gaussian, b: Gaussian) -> Gaussian:
 
 
 def class_gaussians(latent: Tensor, labels: Tensor, means: Tensor) -> Gaussian:
-    """Mean and variance (S, E) of each class's labeled latents; N(means, 1), as trained, for a class with less than two.
+    """Mean and variance (S, E) of each class's labeled latents; N(means, 1), as trained, for a class with fewer than two.
 
     Args:
         latent: (M, E).

@@ -1,6 +1,6 @@
 """DS3L: Safe Deep Semi-Supervised Learning for Unseen-Class Unlabeled Data. Guo et al., ICML 2020, PMLR 119:3897-3906.
 
-It knows the seen classes only; what it rejects is clustered, as the OpenCon paper extends it.
+It knows the seen classes only. The images that it rejects are clustered, as the OpenCon paper extends it.
 
 Letters: B images in a batch, L of them labeled (first), U = B - L unlabeled, S seen classes, F features, H hidden units,
 P = H S + 2 H + 1 numbers of the weight net.
@@ -47,15 +47,13 @@ class DS3LConfig(MethodConfig):
     weight_consistency: float = 10.0  # at the end of the ramp
     ramp_epochs: int = 0  # epochs over which it grows; 0: all of the run, as in the released code
     inner_lr: float = 0.001  # alpha, of the look-ahead step
-    inner: Literal["all", "classifier"] = (
-        "all"  # what takes that step: every learning parameter, or the last layer alone
-    )
+    # Which parameters take that step: all that learn, or the last layer alone.
+    inner: Literal["all", "classifier"] = "all"
     hidden: int = 100  # H
-    weight_lr: float = 6e-5  # of the weight net's Adam; "to be tuned for different settings", says the released code
+    weight_lr: float = 6e-5  # of the weight net's Adam; the released code says "to be tuned for different settings"
     reject_share: float | None = None  # of the unlabeled images; None: as many as are expected to be novel
-    reject_threshold: float | None = (
-        None  # reject below this probability of the likeliest seen class, instead of a share
-    )
+    # Reject below this probability of the likeliest seen class, instead of a share.
+    reject_threshold: float | None = None
 
     def __post_init__(self) -> None:
         positive(self, "inner_lr", "hidden", "weight_lr")
@@ -64,15 +62,15 @@ class DS3LConfig(MethodConfig):
 
 
 class WeightNet(nn.Module):
-    """How much an unlabeled image is to count, from its softmax vector: S -> H, ReLU, H -> 1, sigmoid.
+    """The weight of an unlabeled image, from its softmax vector: S -> H, ReLU, H -> 1, sigmoid.
 
-    The network learns by no optimizer of the trainer's but by an Adam of its own, so all P numbers lie in one buffer, and
-    Adam's two running means and its count in others.
+    The network does not learn by the trainer's optimizer but by an Adam of its own. So one buffer holds all P numbers, and
+    others hold Adam's two running means and its count.
     """
 
     numbers: Tensor  # (P,) weight and bias of the first layer, weight and bias of the second
     mean: Tensor  # (P,) running mean of the gradient
-    square: Tensor  # (P,) and of its square
+    square: Tensor  # (P,) running mean of its square
     count: Tensor  # scalar: updates so far
 
     def __init__(self, num_seen: int, hidden: int) -> None:
@@ -133,7 +131,7 @@ class DS3L(Method[DS3LConfig]):
         """Half of a batch is labeled, both views are weak (released code); SGD as for OpenCon (released: Adam, 3e-4)."""
         method = DS3LConfig()
         if kind == "digits":
-            # Ours. A few hundred steps are no time for a weight net at 6e-5.
+            # Ours: at 6e-5, a few hundred steps would hardly move the weight net.
             method = replace(method, weight_lr=1e-3)
             return usual(method, kind, epochs=20, lr=0.03, batch_size=128, labeled_share=0.5)
         view = CROP4_FLIP if kind == "cifar" else HALF_CROP_FLIP
@@ -151,12 +149,12 @@ class DS3L(Method[DS3LConfig]):
         self.weight.fill_(c.weight_consistency * ramp_up(epoch.index, c.ramp_epochs or epoch.num_epochs))
 
     def logits(self, *views: Tensor) -> Tensor:
-        """Views, of as many images as one likes each -> the seen classes' logits of all, view by view."""
+        """Views, each of any number of images -> logits of the seen classes for all, view by view."""
         logits: Tensor = self.classifier(self.embedder.features_of_views(views))
         return logits
 
     def step(self, batch: Batch) -> StepOutput:
-        """L for the weight net as it is; the gradient that moves the weight net is handed on."""
+        """L for the present weight net; the gradient that moves the weight net goes to `after_step`."""
         L = batch.num_labeled
         labels, views = batch.labels[:L], (batch.views[0], batch.views[1][L:])
         features = self.embedder.features_of_views(views)  # (L + 2 U, F)
@@ -170,7 +168,7 @@ class DS3L(Method[DS3LConfig]):
         return StepOutput(loss_l + self.weight * loss_c, logs, carry=(gradient,))
 
     def look_ahead(self, views: tuple[Tensor, ...], features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """The gradient in phi of the labeled loss after one step down L, (P,), and that loss; neither with a graph."""
+        """The gradient in phi of the labeled loss after one step down L, (P,), and that loss; both without a graph."""
         c, L = self.config, len(labels)
         theta = {
             name: p
@@ -178,7 +176,7 @@ class DS3L(Method[DS3LConfig]):
             if p.requires_grad and (c.inner == "all" or name.startswith("classifier."))
         }
         call, inputs = ("logits", views) if c.inner == "all" else ("classifier", (features,))
-        # Passes that are only looks must not count in the running statistics.
+        # The look-ahead passes must not count in the running statistics.
         statistics = {name: b.clone() for name, b in self.embedder.named_buffers(prefix="embedder")}
         phi = self.weight_net.numbers.detach().requires_grad_()
 
@@ -197,7 +195,7 @@ class DS3L(Method[DS3LConfig]):
 
     @torch.no_grad()
     def assign(self, bank: FeatureBank) -> Assignment:
-        """The classifier's choice; what it is least sure of is clustered."""
+        """The choice of the classifier; the images it is least sure of are clustered."""
         c = self.config
         logits = self.classifier(bank.z)
         return reject_and_cluster(bank, logits, self.task, share=c.reject_share, threshold=c.reject_threshold)
@@ -205,12 +203,12 @@ class DS3L(Method[DS3LConfig]):
 
 @functools.cache
 def keep_look_ahead_plain() -> None:
-    """Let no one compile it: it would have no second derivative. As a decorator this would import the compiler at once."""
+    """Keep `look_ahead` uncompiled: it needs second derivatives. A decorator would import the compiler at once."""
     DS3L.look_ahead = torch.compiler.disable(DS3L.look_ahead)  # type: ignore[method-assign, no-untyped-call, unused-ignore]
 
 
 def terms(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """What L is made of: the labeled loss, how far apart the views of each unlabeled image are, and its probabilities.
+    """The terms of L: the labeled loss, the distance of the two views of each unlabeled image, and its probabilities.
 
     Args:
         logits: (L + 2 U, S) of labeled images, first views and second views of unlabeled ones.

@@ -14,10 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from opencon.cluster.kmeans import kmeans
-from opencon.cluster.naming import name_clusters
+from opencon.cluster.naming import name_soft_clusters
 from opencon.config import MethodConfig
 from opencon.encoders import Embedder
-from opencon.errors import require
 from opencon.methods.base import (
     Assignment,
     Batch,
@@ -30,7 +29,7 @@ from opencon.methods.base import (
     Task,
     Variant,
 )
-from opencon.methods.parts import not_negative, positive, ramp_up
+from opencon.methods.parts import at_least_one, not_negative, positive, ramp_up
 from opencon.methods.schedule import CROP4_FLIP, HALF_CROP_FLIP, usual
 from opencon.runtime import generator
 
@@ -46,7 +45,7 @@ class DTCConfig(MethodConfig):
     # because the encoder is pre-trained already.
     labeled_epochs: int = 10
     warmup_epochs: int = 10  # on the first targets, which stay fixed; released (CIFAR-100: 30)
-    update_every: int = 5  # epochs between two refreshments of the targets; released (CIFAR-100: 10)
+    update_every: int = 5  # epochs between two updates of the targets; released (CIFAR-100: 10)
     weight_consistency: float = 10.0  # between views, once warm-up is over; released (ImageNet: 100); 0: no Pi form
     ramp_epochs: int = 5  # over which it grows; released
     weight_labeled: float = 1.0  # of the cross-entropy, once clusters are made; released: 0, see docs/methods.md
@@ -55,7 +54,7 @@ class DTCConfig(MethodConfig):
     def __post_init__(self) -> None:
         not_negative(self, "labeled_epochs", "warmup_epochs", "weight_consistency", "ramp_epochs", "weight_labeled")
         positive(self, "num_starts")
-        require(self.update_every >= 1, f"method.update_every = {self.update_every} must be at least 1.")
+        at_least_one(self, "update_every")
 
 
 class DTC(Method[DTCConfig]):
@@ -82,7 +81,7 @@ class DTC(Method[DTCConfig]):
     def __init__(self, config: DTCConfig, task: Task, embedder: Embedder) -> None:
         super().__init__(config, task, embedder)
         K = task.num_classes
-        E = min(K, embedder.num_features)  # a PCA has no more
+        E = min(K, embedder.num_features)  # a PCA has no more directions
         self.classifier = nn.Linear(embedder.num_features, task.num_seen)
         self.bottleneck = nn.Linear(embedder.num_features, E)
         self.centers = nn.Parameter(torch.randn(K, E))
@@ -111,7 +110,7 @@ class DTC(Method[DTCConfig]):
         return self.embedder.features(images)
 
     def before_epoch(self, epoch: Epoch) -> None:
-        """Which losses count; make the clusters, or refresh the targets, when it is time."""
+        """Set the weights of the losses; make the clusters, or refresh the targets, when it is time."""
         c = self.config
         since = epoch.index - c.labeled_epochs  # epochs since the clusters were made
         self.labeled_weight.fill_(1.0 if since < 0 else c.weight_labeled)
@@ -132,18 +131,17 @@ class DTC(Method[DTCConfig]):
         x = bank.z[bank.labels < 0].double()
         mean = x.mean(dim=0)
         x = x - mean
-        axes = torch.linalg.eigh(x.T @ x).eigenvectors.flip(1)[
-            :, : len(self.bottleneck.weight)
-        ]  # (F, E), largest first
+        axes = torch.linalg.eigh(x.T @ x).eigenvectors.flip(1)  # (F, F), largest first
+        axes = axes[:, : len(self.bottleneck.weight)]  # (F, E)
         self.bottleneck.weight.copy_(axes.T)
         self.bottleneck.bias.copy_(-mean @ axes)
-        found = kmeans(
+        clusters = kmeans(
             x @ axes,
             self.task.num_classes,
             num_starts=self.config.num_starts,
             generator=generator(torch.device("cpu"), 0),
         )
-        self.centers.copy_(found.centers)
+        self.centers.copy_(clusters.centers)
         self.clustered.fill_(1.0)
 
     @torch.no_grad()
@@ -168,15 +166,11 @@ class DTC(Method[DTCConfig]):
     @torch.no_grad()
     def assign(self, bank: FeatureBank) -> Assignment:
         """The most probable cluster, named by the labeled rows; novelty: the best novel minus the best seen one."""
-        K, S = self.task.num_classes, self.task.num_seen
+        S = self.task.num_seen
         q = soft_assignment(self.bottleneck(bank.z), self.centers)  # (M, K)
-        clusters, every = q.argmax(dim=1).cpu(), torch.arange(K)
-        labels = torch.cat([bank.labels.cpu(), torch.full((K,), -1)])
-        named = name_clusters(torch.cat([clusters, every]), labels, num_clusters=K, num_seen=S)  # (M + K,)
-        p = torch.empty_like(q)
-        p[:, named[-K:].to(q.device)] = q
+        classes, p = name_soft_clusters(q.argmax(dim=1), q, bank.labels, num_seen=S)
         return Assignment(
-            classes=named[:-K].to(q.device),
+            classes=classes.to(q.device),
             p=p,
             seen_logits=self.classifier(bank.z),
             novelty=p[:, S:].amax(dim=1) - p[:, :S].amax(dim=1),

@@ -1,9 +1,8 @@
-"""How methods that cannot do the whole task are extended to it, as the OpenCon paper does for its tables.
+"""Extend methods that cannot do the whole task, as the OpenCon paper does for its tables.
 
-Methods that find no novel classes (marked with a dagger there: FixMatch, DS3L, CGDL): what they reject is clustered with
-k-means into as many groups as there are novel classes. Methods that cannot name seen classes (marked with a star: DTC,
-RankStats, SimCLR): cluster everything, then match clusters and seen classes on the labeled rows; that is
-`cluster.name_clusters`.
+Some methods find no novel classes (marked with a dagger there: FixMatch, DS3L, CGDL). k-means clusters the images that they
+reject into as many groups as there are novel classes. Others cannot name seen classes (marked with a star: DTC, RankStats,
+SimCLR). Their clusters are matched with seen classes on the labeled rows, see `cluster.naming`.
 
 Letters: M rows, F features, S seen classes, C all classes.
 """
@@ -57,7 +56,7 @@ def rejected(seen_score: Tensor, labels: Tensor, task: Task, *, share: float | N
     free = labels < 0
     if threshold is not None:
         return free & (seen_score < threshold)
-    rows = free.nonzero().flatten()  # host sync, as are the following lines: once a run
+    rows = free.nonzero().flatten()  # host sync, as in the following lines; once a run
     num = expected_novel(task, len(labels)) if share is None else round(share * len(rows))
     lowest = seen_score[rows].argsort(stable=True)[:num]
     is_novel = torch.zeros_like(free)
@@ -71,15 +70,15 @@ def cluster_rejected(z: Tensor, classes: Tensor, is_novel: Tensor, task: Task, *
     rows = z[is_novel]
     num_groups = min(task.num_classes - task.num_seen, len(rows))
     if num_groups:
-        found = kmeans(rows, num_groups, generator=generator(torch.device("cpu"), seed))
-        classes[is_novel] = task.num_seen + found.assignment.to(classes.device)
+        groups = kmeans(rows, num_groups, generator=generator(torch.device("cpu"), seed)).assignment
+        classes[is_novel] = task.num_seen + groups.to(classes.device)
     return classes
 
 
 def reject_and_cluster(
     bank: FeatureBank, logits: Tensor, task: Task, *, share: float | None, threshold: float | None
 ) -> Assignment:
-    """The dagger for a classifier of the seen classes: what it is least sure of is clustered, by its unit features.
+    """Extend a classifier of the seen classes: cluster the images that it is least sure of, by their unit features.
 
     The score is the largest of the S probabilities (Hendrycks and Gimpel, arXiv:1610.02136). Features are clustered as unit
     rows, as in the other methods that cluster; the paper does not say.

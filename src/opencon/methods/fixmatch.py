@@ -1,6 +1,6 @@
 """FixMatch: Simplifying Semi-Supervised Learning with Consistency and Confidence. Sohn et al., 2020, arXiv:2001.07685.
 
-NeurIPS. It knows the seen classes only; what it rejects is clustered, as the OpenCon paper extends it.
+NeurIPS. It knows the seen classes only. The images that it rejects are clustered, as the OpenCon paper extends it.
 
 Letters: B images in a batch, L of them labeled (first), F features, S seen classes.
 """
@@ -35,9 +35,8 @@ class FixMatchConfig(MethodConfig):
     weight_unlabeled: float = 1.0  # lambda_u; 10 on ImageNet
     momentum: float = 0.999  # of the weight average that is evaluated
     reject_share: float | None = None  # of the unlabeled images; None: as many as are expected to be novel
-    reject_threshold: float | None = (
-        None  # reject below this probability of the likeliest seen class, instead of a share
-    )
+    # Reject below this probability of the likeliest seen class, instead of a share.
+    reject_threshold: float | None = None
 
     def __post_init__(self) -> None:
         require(0 <= self.threshold <= 1, f"method.threshold = {self.threshold} must lie between 0 and 1.")
@@ -47,7 +46,7 @@ class FixMatchConfig(MethodConfig):
 
 
 class FixMatch(Method[FixMatchConfig]):
-    """Where the classifier is sure of the weak view of an unlabeled image, the strong view is to give that class.
+    """Where the classifier is sure of the weak view of an unlabeled image, the strong view should get the same class.
 
     With p(x) the softmax over the S seen classes, `weak` and `strong` views, and CE the cross entropy:
 
@@ -55,13 +54,14 @@ class FixMatch(Method[FixMatchConfig]):
         loss_u = mean over unlabeled i of [max p(weak_i) >= threshold] CE(p(strong_i), argmax p(weak_i))
         loss   = loss_l + weight_unlabeled loss_u
 
-    No gradient passes through the weak view of an unlabeled image. Evaluated is the average of the weights over the steps.
+    No gradient passes through the weak view of an unlabeled image. Evaluation uses the weights averaged over the steps.
     """
 
     settings = FixMatchConfig
+    # The paper's weight decay for CIFAR-10.
     special: ClassVar[Mapping[str, tuple[str, ...]]] = dict.fromkeys(
         ("cifar10", "cifar10_gcd"), ("train.weight_decay=0.0005",)
-    )  # paper
+    )
 
     def __init__(self, config: FixMatchConfig, task: Task, embedder: Embedder) -> None:
         super().__init__(config, task, embedder)
@@ -97,7 +97,7 @@ class FixMatch(Method[FixMatchConfig]):
     def step(self, batch: Batch) -> StepOutput:
         """Cross entropy of the labeled images, and of the strong views whose weak view is sure."""
         L, U = batch.num_labeled, len(batch.labels) - batch.num_labeled
-        weak, strong = batch.views[0], batch.views[1][L:]  # nobody asks for strong views of labeled images
+        weak, strong = batch.views[0], batch.views[1][L:]  # strong views of labeled images are not used
         logits = self.classifier(self.embedder.features_of_views((weak, strong)))  # (B + U, S)
         labeled, teacher, student = logits.split([L, U, U])
         with torch.no_grad():
@@ -115,7 +115,7 @@ class FixMatch(Method[FixMatchConfig]):
 
     @torch.no_grad()
     def assign(self, bank: FeatureBank) -> Assignment:
-        """The classifier's choice, by its averaged weights; what it is least sure of is clustered."""
+        """The choice of the classifier with averaged weights; the images it is least sure of are clustered."""
         c = self.config
         logits = self.average_classifier(bank.z)
         return reject_and_cluster(bank, logits, self.task, share=c.reject_share, threshold=c.reject_threshold)

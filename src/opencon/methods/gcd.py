@@ -58,7 +58,7 @@ class GCDConfig(MethodConfig):
 
 
 def check_share(weight_labeled: float) -> None:
-    """Refuse a weight whose complement would not be one."""
+    """Refuse a weight outside [0, 1]."""
     require(0 <= weight_labeled <= 1, f"method.weight_labeled = {weight_labeled} must lie between 0 and 1.")
 
 
@@ -67,7 +67,7 @@ def contrast(z: Tensor, batch: Batch, *, temperature: float, temperature_labeled
 
     Args:
         z: (N, D) unit rows, view by view.
-        batch: whose they are.
+        batch: the images of these rows.
         temperature: of InfoNCE.
         temperature_labeled: of SupCon.
     """
@@ -121,7 +121,7 @@ class GCD(Method[GCDConfig]):
         """Semi-supervised k-means; plain where nothing is labeled."""
         starts, stream = self.config.num_starts, generator(torch.device("cpu"), 0)
         labels, num_seen = (bank.labels, self.task.num_seen) if bool((bank.labels >= 0).any()) else (None, 0)
-        found = kmeans(
+        clusters = kmeans(
             bank.z, self.task.num_classes, num_starts=starts, generator=stream, labels=labels, num_seen=num_seen
         )
-        return Assignment(found.assignment)
+        return Assignment(clusters.assignment)

@@ -28,7 +28,7 @@ class KMeansConfig(MethodConfig):
 
 
 class KMeans(Method[KMeansConfig]):
-    """k-means on the unit features z of a frozen encoder; the row "SimCLR*" of OpenCon's tables, given SimCLR's weights.
+    """k-means on the unit features z of a frozen encoder; the row "SimCLR*" of OpenCon's tables, with SimCLR's weights.
 
         min over mu_1 ... mu_K of  sum_i min_k |z_i - mu_k|^2          K = all classes, z_i = f_i / |f_i|
 
@@ -37,7 +37,7 @@ class KMeans(Method[KMeansConfig]):
 
     settings = KMeansConfig
 
-    seed: Tensor  # scalar, of the starts: drawn with the run's own seed, so that runs with others differ
+    seed: Tensor  # scalar, of the starts: drawn from the seed of the run, so that runs with other seeds differ
 
     def __init__(self, config: KMeansConfig, task: Task, embedder: Embedder) -> None:
         super().__init__(config, task, embedder)
@@ -45,11 +45,11 @@ class KMeans(Method[KMeansConfig]):
 
     @classmethod
     def schedule(cls, kind: Kind, variant: Variant = "released") -> Schedule:
-        """No epoch: the encoder stays as its weights are, in float32, since there is no time to save."""
+        """No epoch: the encoder keeps its weights, in float32, because there is no time to save."""
         return usual(KMeansConfig(), kind, epochs=0, milestones=(), precision="fp32", compile=False)
 
     def step(self, batch: Batch) -> StepOutput:
-        """There is none: a run of a method that does not train has no epoch."""
+        """Never called: a run of a method that does not train has no epoch."""
         raise AssertionError("k-means has no step")
 
     def assign(self, bank: FeatureBank) -> Assignment:

@@ -40,9 +40,9 @@ class ORCAConfig(MethodConfig):
     projects: ClassVar[bool] = False  # the classifier sits on the encoder's features
 
     scale: float = 10.0  # s: logits are s * cosine; released code
-    max_margin: float = 0.5  # the uncertainty counts up to here; released code
+    max_margin: float = 0.5  # the largest uncertainty that counts; released code
     weight_pairwise: float = 1.0  # released code: the terms are added as they are
-    weight_entropy: float = 1.0  # as well
+    weight_entropy: float = 1.0  # likewise
 
     def __post_init__(self) -> None:
         positive(self, "scale")
@@ -92,7 +92,7 @@ class ORCA(Method[ORCAConfig]):
 
     @torch.no_grad()
     def before_epoch(self, epoch: Epoch) -> None:
-        """Measure the uncertainty of the unlabeled images; in the first epoch it is 0, for directions are random yet."""
+        """Measure the uncertainty of the unlabeled images. In the first epoch, with random directions, it stays 0."""
         if epoch.index > 0:
             bank = epoch.features()
             doubt = 1.0 - self.logits(bank.z).softmax(dim=1).amax(dim=1)  # (M,)
@@ -123,7 +123,4 @@ class ORCA(Method[ORCAConfig]):
     @torch.no_grad()
     def assign(self, bank: FeatureBank) -> Assignment:
         """The class with the largest logit."""
-        logits = self.logits(bank.z)  # (M, C)
-        return Assignment(
-            classes=logits.argmax(dim=1), p=logits.softmax(dim=1), seen_logits=logits[:, : self.task.num_seen]
-        )
+        return Assignment.from_logits(self.logits(bank.z), self.task.num_seen)

@@ -38,6 +38,13 @@ def not_negative(config: MethodConfig, *names: str) -> None:
         require(value >= 0, f"method.{name} = {value} must not be negative.")
 
 
+def at_least_one(config: MethodConfig, *names: str) -> None:
+    """Require settings to be one or more."""
+    for name in names:
+        value = getattr(config, name)
+        require(value >= 1, f"method.{name} = {value} must be at least 1.")
+
+
 class CosineClassifier(nn.Module):
     """Rows to cosines with K learned directions: no bias, no length, so that no class wins by its size."""
 
@@ -51,9 +58,9 @@ class CosineClassifier(nn.Module):
 
 
 class Swapped(nn.Module):
-    """Calls a module's methods with other tensors in the place of some of its parameters and buffers.
+    """Calls a module's methods with other tensors instead of some of its parameters and buffers.
 
-    The module itself is left alone, and is no child of this one: its state is saved where it belongs.
+    The module itself does not change, and is no child of this one: its state is saved where it belongs.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -62,7 +69,7 @@ class Swapped(nn.Module):
 
     @property
     def module(self) -> nn.Module:
-        """The one whose methods are called."""
+        """The module whose methods are called."""
         return self._of[0].module
 
     def forward(self, tensors: Mapping[str, Tensor], call: str, *args: Any) -> Any:
@@ -71,7 +78,7 @@ class Swapped(nn.Module):
 
 
 class _Methods(nn.Module):
-    """Any method of a module as a forward pass, the only one that `functional_call` knows."""
+    """Any method of a module as a forward pass, the only method that `functional_call` can call."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
@@ -83,15 +90,15 @@ class _Methods(nn.Module):
 
 
 class WeightAverage(nn.Module):
-    """A module's slower twin: every learning parameter follows as an exponential average, what stands still is shared.
+    """A module's slower twin: every learning parameter follows as an exponential average, fixed ones are shared.
 
         average <- m average + (1 - m) now,   m = momentum, or with `warms_up` min(momentum, (1 + n) / (10 + n))
 
     n counts the updates: with `warms_up` the start is forgotten within tens of steps instead of 1 / (1 - momentum), as
     the documentation of TensorFlow's ExponentialMovingAverage proposes.
 
-    Running statistics that move are averaged, too. The twin has copies of them, so that its passes leave the module's
-    own alone.
+    Running statistics that move are averaged, too. The twin has copies of them, so that its passes do not change those
+    of the module.
     """
 
     num_updates: Tensor  # n
@@ -108,9 +115,11 @@ class WeightAverage(nn.Module):
             for name, _ in part.named_buffers(recurse=False)
         }
         buffers = {name for name, _ in module.named_buffers()} - still
-        # What state_dict leaves out belongs to a configuration, not to what was learned.
+        # Buffers that state_dict leaves out belong to the configuration, not to what was learned.
         saved = [name for name in module.state_dict() if name in learning | buffers]
-        self._names = {name: name.replace(".", "__") for name in saved}  # there: here, where no dots are allowed
+        self._names = {
+            name: name.replace(".", "__") for name in saved
+        }  # name in the module: name of our buffer, without dots
         for name, tensor in self._own().items():
             self.register_buffer(self._names[name], tensor.detach().clone())
         self.register_buffer("num_updates", torch.tensor(0.0))
@@ -130,10 +139,10 @@ class WeightAverage(nn.Module):
         momentum = torch.full_like(self.num_updates, self.momentum)
         if self.warms_up:
             momentum = momentum.minimum((1 + self.num_updates) / (10 + self.num_updates))
-        # As a difference, so that what does not change stays as it is to the last bit.
-        ways = torch._foreach_sub(leaders, followers)  # type: ignore[attr-defined, unused-ignore]
-        torch._foreach_mul_(ways, 1 - momentum)  # type: ignore[attr-defined, unused-ignore]
-        torch._foreach_add_(followers, ways)  # type: ignore[attr-defined, unused-ignore]
+        # As a difference, so that a tensor that does not change keeps every bit.
+        steps = torch._foreach_sub(leaders, followers)  # type: ignore[attr-defined, unused-ignore]
+        torch._foreach_mul_(steps, 1 - momentum)  # type: ignore[attr-defined, unused-ignore]
+        torch._foreach_add_(followers, steps)  # type: ignore[attr-defined, unused-ignore]
 
     def _averages(self) -> dict[str, Tensor]:
         return {name: getattr(self, here) for name, here in self._names.items()}

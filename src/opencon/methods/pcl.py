@@ -30,16 +30,16 @@ from opencon.methods.base import (
     Task,
     Variant,
 )
-from opencon.methods.parts import WeightAverage, not_negative, positive
+from opencon.methods.parts import WeightAverage, at_least_one, not_negative, positive
 from opencon.methods.schedule import usual
 from opencon.runtime import generator
 
 
 @dataclass(frozen=True, kw_only=True)
 class PCLConfig(MethodConfig):
-    """Settings of PCL; defaults are the authors' code's, unless it says otherwise.
+    """Settings of PCL; defaults are those of the authors' code, unless a comment says otherwise.
 
-    The loss looks at no label. `uses_labels` stays True for the batches, the split and the evaluation of the other methods:
+    The loss uses no label. `uses_labels` stays True, so that batches, split and evaluation are those of the other methods:
     labels name the clusters in the end.
     """
 
@@ -49,7 +49,7 @@ class PCLConfig(MethodConfig):
     momentum: float = 0.999  # of the second encoder
     queue_size: int = 16384  # Q; at most half the images are used, see `PCL`
     # Clusters at each level. None: C, 2 C, 4 C; the authors double twice, too, but from 25 for each class (25,000 on
-    # ImageNet). Ours start at one, because classes are what is looked for in the end.
+    # ImageNet). Ours start at one, because classes are the goal in the end.
     num_prototypes: tuple[int, ...] | None = None
     warmup_epochs: int = 20  # with InfoNCE alone
     smoothing: float = 10.0  # alpha, so that a small cluster is not taken for a dense one
@@ -59,9 +59,7 @@ class PCLConfig(MethodConfig):
     def __post_init__(self) -> None:
         positive(self, "temperature")
         not_negative(self, "warmup_epochs", "smoothing")
-        for name in ("queue_size", "kmeans_starts", "kmeans_iterations"):
-            value = getattr(self, name)
-            require(value >= 1, f"method.{name} = {value} must be at least 1.")
+        at_least_one(self, "queue_size", "kmeans_starts", "kmeans_iterations")
         require(0 <= self.momentum < 1, f"method.momentum = {self.momentum} must lie in [0, 1).")
         levels = self.num_prototypes
         require(
@@ -82,10 +80,10 @@ class PCL(Method[PCLConfig]):
 
         loss = InfoNCE + ProtoNCE (from epoch `warmup_epochs` on)
 
-    phi_c is the concentration of a cluster (`concentration`), which takes the place of a temperature.
+    phi_c is the concentration of a cluster (`concentration`), which replaces the temperature.
 
-    The queue is at most half as long as the training set: a longer one would often hold an image's own last row, as
-    something to be pushed away.
+    The queue is at most half as long as the training set: a longer one would often hold an image's own last row, and
+    push the image away from it.
     """
 
     settings = PCLConfig
@@ -109,7 +107,7 @@ class PCL(Method[PCLConfig]):
         self.register_buffer("phi", torch.full((sum(self.levels),), config.temperature))
         self.register_buffer("members", torch.zeros(len(self.levels), task.num_images, dtype=torch.long))
         self.register_buffer("prototype_weight", torch.tensor(0.0))
-        self._by_average = False  # whether `embed` asks the slower copy
+        self._by_average = False  # whether `embed` uses the slower copy
 
     @classmethod
     def schedule(cls, kind: Kind, variant: Variant = "released") -> Schedule:
@@ -127,7 +125,7 @@ class PCL(Method[PCLConfig]):
         return z
 
     def before_epoch(self, epoch: Epoch) -> None:
-        """Once warm: cluster what the slower copy sees, at every level."""
+        """Once warm, cluster the embeddings of the slower copy, at every level."""
         warm = epoch.index >= self.config.warmup_epochs
         self.prototype_weight.fill_(float(warm))
         if not warm:
@@ -139,18 +137,18 @@ class PCL(Method[PCLConfig]):
             self._by_average = False
         c, first = self.config, 0
         for level, K in enumerate(self.levels):
-            found = kmeans(
+            clusters = kmeans(
                 z,
                 K,
                 num_starts=c.kmeans_starts,
                 max_iterations=c.kmeans_iterations,
                 generator=generator(torch.device("cpu"), epoch.index, level),
             )
-            distance = (z - found.centers[found.assignment]).norm(dim=1)
-            phi = concentration(distance, found.assignment, K, smoothing=c.smoothing, temperature=c.temperature)
-            self.prototypes[first : first + K] = F.normalize(found.centers, dim=1)
+            distance = (z - clusters.centers[clusters.assignment]).norm(dim=1)
+            phi = concentration(distance, clusters.assignment, K, smoothing=c.smoothing, temperature=c.temperature)
+            self.prototypes[first : first + K] = F.normalize(clusters.centers, dim=1)
             self.phi[first : first + K] = phi.to(self.phi)
-            self.members[level] = found.assignment
+            self.members[level] = clusters.assignment
             first += K
 
     def step(self, batch: Batch) -> StepOutput:
@@ -169,7 +167,7 @@ class PCL(Method[PCLConfig]):
         ]
         loss_prototype = torch.stack(each).mean()
         loss = loss_instance + self.prototype_weight * loss_prototype
-        # Without its weight it would show a number from before there are prototypes.
+        # Logged with its weight: without it, it would show a number before there are prototypes.
         logs = {"loss_instance": loss_instance, "loss_prototype": self.prototype_weight * loss_prototype}
         return StepOutput(loss, {name: value.detach() for name, value in logs.items()}, carry=(k,))
 
@@ -178,8 +176,8 @@ class PCL(Method[PCLConfig]):
         """The slower copy follows; the newest rows replace the oldest ones of the queue."""
         self.average.update()
         rows = carry[0][-len(self.queue) :]
-        places = (self.pointer + torch.arange(len(rows), device=rows.device)) % len(self.queue)
-        self.queue[places] = rows.to(self.queue.dtype)
+        positions = (self.pointer + torch.arange(len(rows), device=rows.device)) % len(self.queue)
+        self.queue[positions] = rows.to(self.queue.dtype)
         self.pointer.copy_((self.pointer + len(rows)) % len(self.queue))
 
     def assign(self, bank: FeatureBank) -> Assignment:
@@ -226,5 +224,5 @@ def concentration(
     phi = total / (n * (n + smoothing).log()).clamp(min=1e-12)
     phi = torch.where(n > 1, phi, phi.max())
     phi = phi.clamp(*phi.quantile(torch.tensor([0.1, 0.9], dtype=phi.dtype)).tolist())
-    phi = phi.clamp(min=1e-12)  # every image on its center: all alike
+    phi = phi.clamp(min=1e-12)  # where every image lies on its center, all are alike
     return temperature * phi / phi.mean()

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from opencon.cluster.naming import name_clusters
+from opencon.cluster.naming import name_soft_clusters
 from opencon.config import MethodConfig
 from opencon.encoders import Embedder
 from opencon.errors import require
@@ -33,7 +33,7 @@ from opencon.methods.base import (
     Task,
     Variant,
 )
-from opencon.methods.parts import not_negative, ramp_up
+from opencon.methods.parts import at_least_one, not_negative, ramp_up
 from opencon.methods.schedule import CROP4_FLIP, HALF_CROP_FLIP, usual
 
 
@@ -49,7 +49,7 @@ class RankStatsConfig(MethodConfig):
     ramp_epochs: int = 150  # until that weight is reached; released code for CIFAR-100; 50 for the other two
 
     def __post_init__(self) -> None:
-        require(self.top_k >= 1, f"method.top_k = {self.top_k} must be at least 1.")
+        at_least_one(self, "top_k")
         not_negative(self, "weight_consistency", "ramp_epochs")
 
 
@@ -111,7 +111,7 @@ class RankStats(Method[RankStatsConfig]):
         return usual(large, kind, augment=HALF_CROP_FLIP)
 
     def embed(self, images: Tensor) -> Tensor:
-        """(B, channels, H, W) in [0, 1] -> (B, F): the features as they are, for linear heads know lengths."""
+        """(B, channels, H, W) in [0, 1] -> (B, F): the features as they are, because linear heads see lengths."""
         return self.embedder.features(images)
 
     def logits(self, features: Tensor) -> tuple[Tensor, Tensor]:
@@ -142,16 +142,11 @@ class RankStats(Method[RankStatsConfig]):
 
     @torch.no_grad()
     def assign(self, bank: FeatureBank) -> Assignment:
-        """The output of the unlabeled head that is largest, by the name that the labeled rows give it."""
-        C, S = self.task.num_classes, self.task.num_seen
+        """The largest output of the unlabeled head, named by the labeled rows."""
         seen, every = self.logits(bank.z)
-        # One row more for each output asks for its name.
-        outputs = torch.cat([every.argmax(dim=1).cpu(), torch.arange(C)])
-        labels = torch.cat([bank.labels.cpu(), torch.full((C,), -1)])
-        names = name_clusters(outputs, labels, num_clusters=C, num_seen=S)
-        p = torch.empty_like(every)
-        p[:, names[-C:].to(p.device)] = every.softmax(dim=1)
-        return Assignment(classes=names[:-C], p=p, seen_logits=seen)
+        outputs, p = every.argmax(dim=1), every.softmax(dim=1)
+        classes, p = name_soft_clusters(outputs, p, bank.labels, num_seen=self.task.num_seen)
+        return Assignment(classes, p=p, seen_logits=seen)
 
 
 def squared_difference(logits: Tensor) -> Tensor:

@@ -9,12 +9,12 @@ from typing import Any, Literal
 from opencon.config import AugmentConfig, MethodConfig, TrainConfig
 
 Kind = Literal["digits", "cifar", "imagenet", "fine_grained"]  # of images
-Variant = Literal["released", "paper"]  # as published code does it, or as the text says where that differs
+Variant = Literal["released", "paper"]  # as the published code does it, or as the text says where they differ
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """A method's settings, its training, its views, and what it wants of the encoder."""
+    """A method's settings, its training, its views, and settings of the encoder."""
 
     method: MethodConfig
     train: TrainConfig

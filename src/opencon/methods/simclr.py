@@ -12,15 +12,15 @@ import torch
 
 from opencon.cluster.naming import cluster_and_name
 from opencon.config import MethodConfig
-from opencon.errors import require
 from opencon.losses.contrastive import contrast_within
 from opencon.methods.base import Assignment, Batch, FeatureBank, Kind, Method, Schedule, StepOutput, Variant
+from opencon.methods.parts import positive
 from opencon.methods.schedule import usual
 
 
 @dataclass(frozen=True, kw_only=True)
 class SimCLRConfig(MethodConfig):
-    """Settings of SimCLR; it looks at no label while training."""
+    """Settings of SimCLR, which uses no label while training."""
 
     name: ClassVar[str] = "simclr"
     uses_labels: ClassVar[bool] = False
@@ -28,7 +28,7 @@ class SimCLRConfig(MethodConfig):
     temperature: float = 0.1  # ours for CIFAR at batch 512; the paper's best on ImageNet is 0.1 too (Table 5)
 
     def __post_init__(self) -> None:
-        require(self.temperature > 0, f"method.temperature = {self.temperature} must be above zero.")
+        positive(self, "temperature")
 
 
 class SimCLR(Method[SimCLRConfig]):

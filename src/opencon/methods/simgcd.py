@@ -149,6 +149,4 @@ class SimGCD(Method[SimGCDConfig]):
     def assign(self, bank: FeatureBank) -> Assignment:
         """The class of the greatest cosine, and the student's probabilities."""
         logits = self.classifier(bank.z) / self.config.temperature_student  # (M, C)
-        return Assignment(
-            classes=logits.argmax(dim=1), p=logits.softmax(dim=1), seen_logits=logits[:, : self.task.num_seen]
-        )
+        return Assignment.from_logits(logits, self.task.num_seen)

@@ -32,7 +32,7 @@ from opencon.methods.base import (
     Task,
     Variant,
 )
-from opencon.methods.parts import positive
+from opencon.methods.parts import at_least_one, positive
 from opencon.methods.schedule import usual
 
 ROWS_AT_ONCE = 4096  # in `assign`, so that the hidden layer of a large set fits into memory
@@ -58,9 +58,7 @@ class UNOConfig(MethodConfig):
 
     def __post_init__(self) -> None:
         positive(self, "temperature", "epsilon")
-        for name in ("num_heads", "overcluster", "hidden", "rounds"):
-            value = getattr(self, name)
-            require(value >= 1, f"method.{name} = {value} must be at least 1.")
+        at_least_one(self, "num_heads", "overcluster", "hidden", "rounds")
         require(self.dim >= 2, f"method.dim = {self.dim} must be at least 2.")
 
 
@@ -71,7 +69,7 @@ class ClusterHeads(nn.Module):
     itself; what follows is one batched product per layer. The result is that of H separate heads.
     """
 
-    shares: Tensor  # (S + K,) of the images that each class is to get, seen classes first
+    shares: Tensor  # (S + K,) share of the images that each class should get, seen classes first
 
     def __init__(self, num_features: int, num_prototypes: int, shares: Tensor, config: UNOConfig) -> None:
         super().__init__()
@@ -140,14 +138,14 @@ class UNO(Method[UNOConfig]):
         view = AugmentConfig(
             size=224, crop_scale=(0.5, 1.0), jitter=(0.4, 0.4, 0.2, 0.1), jitter_p=0.5, gray_p=0.2, blur_p=0.2
         )
-        if kind == "imagenet":  # but for the number of epochs: theirs, 60, are passes over nine times as many classes
+        if kind == "imagenet":  # theirs but for the epochs: their 60 are passes over nine times as many classes
             train |= {"lr": 0.2, "batch_size": 256, "warmup_epochs": 5}
             return usual(UNOConfig(overcluster=4), kind, augment=view, **train)
         # As a script for UNO+ in GCD's code base does: batches of 128, half of them labeled.
         return usual(UNOConfig(), kind, augment=view, warmup_epochs=10, labeled_share=0.5, **train)
 
     def before_epoch(self, epoch: Epoch) -> None:
-        """Start to compare the heads anew."""
+        """Start comparing the heads from zero."""
         self.head_loss.zero_()
 
     def step(self, batch: Batch) -> StepOutput:
@@ -195,6 +193,4 @@ class UNO(Method[UNOConfig]):
         finally:
             self.heads.train(was_training)
         logits = torch.cat([bank.z @ self.seen.T, novel], dim=1) / self.config.temperature  # (M, C)
-        return Assignment(
-            classes=logits.argmax(dim=1), p=logits.softmax(dim=1), seen_logits=logits[:, : self.task.num_seen]
-        )
+        return Assignment.from_logits(logits, self.task.num_seen)
