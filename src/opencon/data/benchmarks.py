@@ -34,7 +34,7 @@ from opencon.registry import Registry
 
 @dataclass(frozen=True)
 class DatasetInfo:
-    """What is known of a data set before an image is loaded."""
+    """What is known about a data set before an image is loaded."""
 
     name: str
     title: str
@@ -48,7 +48,7 @@ class DatasetInfo:
     std: tuple[float, ...]
 
     def require_test(self) -> None:
-        """Refuse to go on where held-out images are asked for and there are none."""
+        """Raise a DataError where there are no held-out images."""
         if self.num_test == 0:
             raise DataError(f"{self.name} has no held-out test images; use eval.on=unlabeled")
 
@@ -70,7 +70,7 @@ class Dataset:
 
 @dataclass(frozen=True)
 class DatasetEntry:
-    """How one named data set is looked at and loaded. Both are given the entry's own info and `download`."""
+    """How one named data set is inspected and loaded. Both functions get the entry's own info and `download`."""
 
     info: DatasetInfo
     inspect: Callable[[DataConfig, DatasetInfo, bool], DatasetInfo]
@@ -201,16 +201,16 @@ def _inspect_cifar(config: DataConfig, info: DatasetInfo, download: bool) -> Dat
 def _load_cifar(config: DataConfig, info: DatasetInfo, download: bool) -> Dataset:
     root, files = data_root(config), CIFAR_FILES[info.name]
     try:
-        place = _find_cifar(root, info.name)
+        path = _find_cifar(root, info.name)
     except DataError:
         if not download:
             raise
-        place = _download(CIFAR_URL + files.archive, root / files.archive, files.archive_md5)
-    content = _read_archive(place, files) if place.is_file() else _read_folder(place, files)
+        path = _download(CIFAR_URL + files.archive, root / files.archive, files.archive_md5)
+    content = _read_archive(path, files) if path.is_file() else _read_folder(path, files)
     for name, md5 in files.members.items():
         if hashlib.md5(content[name], usedforsecurity=False).hexdigest() != md5:
-            raise _corrupt(place if place.is_file() else place / name, f"{name} has the wrong checksum")
-    plain = {name: unpickle_plain(content.pop(name), f"{name} in {place}") for name in files.members}
+            raise _corrupt(path if path.is_file() else path / name, f"{name} has the wrong checksum")
+    plain = {name: unpickle_plain(content.pop(name), f"{name} in {path}") for name in files.members}
     names = tuple(plain[next(iter(files.meta))][files.names_key])
 
     def images_of(part: dict[str, str]) -> ImageSet:
@@ -262,8 +262,8 @@ def _read_archive(archive: Path, files: CifarFiles) -> dict[str, bytes]:
     return content
 
 
-def _corrupt(place: Path, why: str) -> DataError:
-    return DataError(f"corrupt archive {place} ({why}): delete it and download again with --download.")
+def _corrupt(path: Path, why: str) -> DataError:
+    return DataError(f"corrupt archive {path} ({why}): delete it and download again with --download.")
 
 
 def _download(url: str, target: Path, md5: str) -> Path:

@@ -1,8 +1,8 @@
 """Data sets of photos by name: ImageNet, CUB, Stanford Cars, Herbarium19 and FGVC-Aircraft, as they are usually unpacked.
 
-Which classes are seen is said by the text files in `lists/`: seen classes come first in the class order, so that
-`split.num_seen` picks them. Training images are those of the official training part (for Aircraft: training and
-validation), held-out test images those of the official test or validation part, where it is there.
+The text files in `lists/` say which classes are seen: seen classes come first in the class order, so that `split.num_seen`
+picks them. Training images are those of the official training part (for Aircraft: training and validation). Held-out test
+images are those of the official test or validation part, if it is there.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Parts = tuple[Listing, Listing | None]  # training and held-out test images
 
 
 def _add(layout: Layout, title: str, counts: tuple[int, int, int], parts: Callable[[Path], Parts]) -> None:
-    """Register a data set: its classes, training and test images as published, and what lists its files."""
+    """Register a data set: its classes, training and test images as published, and the function that lists its files."""
 
     def inspect(config: DataConfig, info: DatasetInfo, download: bool) -> DatasetInfo:
         train, test = parts(data_root(config))
@@ -44,7 +44,7 @@ def _add(layout: Layout, title: str, counts: tuple[int, int, int], parts: Callab
     def load(config: DataConfig, info: DatasetInfo, download: bool) -> Dataset:
         listed, listed_test = parts(data_root(config))
         train = load_listing(listed, info.image_size, config.memory_gb)
-        # Test images stay in their files until they are looked at: most runs never do.
+        # Test images stay in their files until they are needed: most runs never need them.
         test = load_listing(listed_test, info.image_size, memory_gb=0) if listed_test else None
         return Dataset(replace(info, num_train=len(train), num_test=len(test) if test else 0), train, test)
 
@@ -59,7 +59,7 @@ IMAGENET100 = Layout(
     name="imagenet100",
     expected="train/WNID/*.JPEG and val/WNID/*.JPEG, with WNID such as n01558993; or the train folder itself",
     source="https://www.image-net.org/download.php",
-    places=(".", "imagenet", "ILSVRC/Data/CLS-LOC"),
+    roots=(".", "imagenet", "ILSVRC/Data/CLS-LOC"),
     needed=("train",),
 )
 IMAGENET1K = replace(IMAGENET100, name="imagenet1k")
@@ -69,8 +69,8 @@ def _imagenet_folders(layout: Layout, root: Path) -> tuple[Path, Path]:
     """The folders of the training and of the validation images."""
     if not (root / "train").is_dir() and _wnids(root):
         return root, root.parent / "val" if root.name == "train" else root / "val"
-    place = layout.find(root)
-    return place / "train", place / "val"
+    top = layout.find(root)
+    return top / "train", top / "val"
 
 
 def _wnids(folder: Path) -> list[str]:
@@ -81,7 +81,7 @@ def _wnids(folder: Path) -> list[str]:
 
 
 def _imagenet(layout: Layout, train: Path, val: Path, order: Sequence[str]) -> Parts:
-    # Unpacked without its script, val is one heap of images without classes: then there are no test images.
+    # Unpacked without its script, val is one folder of images without classes: then there are no test images.
     return layout.from_folders(train, order), layout.from_folders(val, order) if _wnids(val) else None
 
 
@@ -108,19 +108,19 @@ CUB = Layout(
     name="cub200",
     expected="the folder CUB_200_2011 with images/CLASS/*.jpg and the text files that say their classes and parts",
     source="https://www.vision.caltech.edu/datasets/cub_200_2011/",
-    places=("CUB_200_2011", "."),
+    roots=("CUB_200_2011", "."),
     needed=("images", "images.txt", "image_class_labels.txt", "train_test_split.txt"),
 )
 
 
 def _cub(root: Path) -> Parts:
-    place = CUB.find(root)
-    labels_file, split_file = place / "image_class_labels.txt", place / "train_test_split.txt"
+    top = CUB.find(root)
+    labels_file, split_file = top / "image_class_labels.txt", top / "train_test_split.txt"
     label_of, is_train = dict(CUB.rows(labels_file)), dict(CUB.rows(split_file))
     names: dict[int, str] = {}
     numbers: dict[str, int] = {}
     images: dict[str, list[tuple[Path, int]]] = {"1": [], "0": []}
-    for image, path in CUB.rows(place / "images.txt"):
+    for image, path in CUB.rows(top / "images.txt"):
         for file, table in ((labels_file, label_of), (split_file, is_train)):
             if image not in table:
                 raise CUB.error(f"{printable(file)} has no line for image {image}, which images.txt names.")
@@ -130,10 +130,10 @@ def _cub(root: Path) -> Parts:
             raise CUB.error(f"{printable(labels_file)} gives class {c + 1} to {path}, against its other lines.")
         if is_train[image] not in images:
             raise CUB.error(f"{printable(split_file)} says {is_train[image]!r} of image {image}, which is not 0 or 1.")
-        images[is_train[image]].append((place / "images" / path, c))
+        images[is_train[image]].append((top / "images" / path, c))
     order = class_order("cub200").of([names.get(c, f"number {c + 1}") for c in range(200)])
     train, test = (
-        CUB.listing(((path, names[c]) for path, c in images[part]), order, place / "images.txt") for part in "10"
+        CUB.listing(((path, names[c]) for path, c in images[part]), order, top / "images.txt") for part in "10"
     )
     return train, test
 
@@ -148,16 +148,16 @@ CARS = Layout(
     expected="cars_train/*.jpg, cars_test/*.jpg, devkit/cars_train_annos.mat and cars_test_annos_withlabels.mat; or "
     "train/CLASS/*.jpg and test/CLASS/*.jpg, with CLASS such as 'Acura RL Sedan 2012'",
     source="https://github.com/pytorch/vision/issues/7545, which lists copies (the original page is gone)",
-    places=("stanford_cars", "."),
+    roots=("stanford_cars", "."),
     needed=("cars_train", "devkit/cars_train_annos.mat"),
 )
 
 
 def _cars(root: Path) -> Parts:
     order = class_order("stanford_cars").of(car_names())
-    for start in CARS.places:
-        place = root / start
-        folders = [place / "train", place / "test"] if (place / "train").is_dir() else [place]
+    for start in CARS.roots:
+        top = root / start
+        folders = [top / "train", top / "test"] if (top / "train").is_dir() else [top]
         named = [_car_folders(folder) for folder in folders]
         if named[0]:
             parts = [
@@ -166,16 +166,16 @@ def _cars(root: Path) -> Parts:
                 if names
             ]
             return parts[0], parts[1] if len(parts) > 1 else None
-    place = CARS.find(root)
-    train = _annotated_cars(place / "devkit" / "cars_train_annos.mat", place / "cars_train", order)
-    for folder in (place, place / "devkit"):
+    top = CARS.find(root)
+    train = _annotated_cars(top / "devkit" / "cars_train_annos.mat", top / "cars_train", order)
+    for folder in (top, top / "devkit"):
         if (folder / "cars_test_annos_withlabels.mat").is_file():
-            return train, _annotated_cars(folder / "cars_test_annos_withlabels.mat", place / "cars_test", order)
+            return train, _annotated_cars(folder / "cars_test_annos_withlabels.mat", top / "cars_test", order)
     return train, None
 
 
 def _car_folders(folder: Path) -> dict[str, str]:
-    """Class names to the folders that carry them; a slash, which no folder may have, is written in several ways."""
+    """Class name to the name of its folder; a slash, which no folder name may hold, is written in several ways."""
 
     def plain(name: str) -> str:
         return re.sub(r"[^a-z0-9]", "", name.lower())
@@ -209,17 +209,17 @@ HERBARIUM = Layout(
     name="herbarium19",
     expected="small-train/CLASS/*.jpg and small-validation/CLASS/*.jpg, with CLASS from 0 to 682",
     source="https://github.com/visipedia/herbarium_comp (2019)",
-    places=("herbarium_19", "."),
+    roots=("herbarium_19", "."),
     needed=("small-train",),
 )
 
 
 def _herbarium(root: Path) -> Parts:
-    place = HERBARIUM.find(root)
+    top = HERBARIUM.find(root)
     order = class_order("herbarium19").of(sorted(str(c) for c in range(683)))  # 0, 1, 10, 100, ...: as text
     # A twentieth of the images: a rare class may have none.
-    test = HERBARIUM.from_folders(place / "small-validation", order, is_complete=False)
-    return HERBARIUM.from_folders(place / "small-train", order), test if test.paths else None
+    test = HERBARIUM.from_folders(top / "small-validation", order, is_complete=False)
+    return HERBARIUM.from_folders(top / "small-train", order), test if test.paths else None
 
 
 _add(HERBARIUM, "Herbarium19", (683, 34_225, 2_679), _herbarium)
@@ -231,30 +231,30 @@ AIRCRAFT = Layout(
     name="fgvc_aircraft",
     expected="the folder fgvc-aircraft-2013b with data/images/*.jpg and the text files beside images",
     source="https://www.robots.ox.ac.uk/~vgg/data/fgvc-aircraft/",
-    places=("fgvc-aircraft-2013b/data", "data", "."),
+    roots=("fgvc-aircraft-2013b/data", "data", "."),
     needed=("images", "variants.txt", "images_variant_train.txt", "images_variant_val.txt"),
 )
 
 
 def _aircraft(root: Path) -> Parts:
-    place = AIRCRAFT.find(root)
-    variants = sorted(AIRCRAFT.lines(place / "variants.txt"))
+    top = AIRCRAFT.find(root)
+    variants = sorted(AIRCRAFT.lines(top / "variants.txt"))
     if len(set(variants)) != 100:
-        raise AIRCRAFT.error(f"{printable(place / 'variants.txt')} names {len(set(variants))} variants, not 100.")
+        raise AIRCRAFT.error(f"{printable(top / 'variants.txt')} names {len(set(variants))} variants, not 100.")
     order = class_order("fgvc_aircraft").of(variants)
 
     def part(*files: str) -> Listing:
         images = []
-        for file in (place / name for name in files):
+        for file in (top / name for name in files):
             for image, variant in AIRCRAFT.rows(file):
                 if variant not in variants:
                     raise AIRCRAFT.error(
                         f"{printable(file)} has the variant {variant!r}, which is not in variants.txt."
                     )
-                images.append((place / "images" / f"{image}.jpg", variant))
-        return AIRCRAFT.listing(images, order, place / files[0])
+                images.append((top / "images" / f"{image}.jpg", variant))
+        return AIRCRAFT.listing(images, order, top / files[0])
 
-    has_test = (place / "images_variant_test.txt").is_file()
+    has_test = (top / "images_variant_test.txt").is_file()
     train = part("images_variant_train.txt", "images_variant_val.txt")  # both, as GCD does
     return train, part("images_variant_test.txt") if has_test else None
 

@@ -1,6 +1,6 @@
-"""Which classes of a named data set are seen, and where its files are looked for.
+"""Which classes of a named data set are seen, and where its files may lie.
 
-The classes are facts from papers and stand in text files, `lists/NAME.txt`.
+The classes are facts from papers; text files hold them, `lists/NAME.txt`.
 """
 
 from __future__ import annotations
@@ -56,34 +56,34 @@ class Layout:
     """How a data set lies on the disk, in words for the user and in paths for us."""
 
     name: str
-    expected: str  # what is where, in words
-    source: str  # where it can be had
-    places: tuple[str, ...]  # where it may begin, from data.root on; "." is data.root itself
-    needed: tuple[str, ...]  # files and folders that are there in any case
+    expected: str  # its files and folders, in words
+    source: str  # where to get it
+    roots: tuple[str, ...]  # folders that may hold it, below data.root; "." is data.root itself
+    needed: tuple[str, ...]  # files and folders that it must have
 
     def find(self, root: Path) -> Path:
-        """The first of the places that has all that is needed; else an error that says where was looked."""
-        lost = {root / place: [n for n in self.needed if not (root / place / n).exists()] for place in self.places}
-        for place, names in lost.items():
+        """The first of the roots that has everything needed; else an error that lists them."""
+        lost = {root / top: [n for n in self.needed if not (root / top / n).exists()] for top in self.roots}
+        for folder, names in lost.items():
             if not names:
-                return place
+                return folder
         where = ", ".join(map(printable, lost))
         if not root.exists():
             where += f" (there is no folder {printable(root)})"
-        for place, names in lost.items():
+        for folder, names in lost.items():
             if len(names) < len(self.needed):
-                where += f" ({', '.join(names)} missing in {printable(place)})"
+                where += f" ({', '.join(names)} missing in {printable(folder)})"
         raise self.error(f"{self.name} is not there: looked for {', '.join(self.needed)} in {where}.")
 
     def error(self, problem: str) -> DataError:
-        """A problem, followed by how it should be."""
+        """An error with a problem, followed by the expected layout."""
         return DataError(
             f"{problem} Expected: {self.expected}. Point data.root (--data) to it. It can be had from {self.source}; "
             f"--download cannot fetch it."
         )
 
     def listing(self, images: Iterable[tuple[Path, str]], order: Sequence[str], where: Path) -> Listing:
-        """A listing of (file, class name), after a look whether all files and all classes are there."""
+        """A listing of (file, class name), after a check that all files and all classes are there."""
         number = {name: c for c, name in enumerate(order)}
         pairs = [(path, number[name]) for path, name in images]
         missing = [path for path, _ in pairs if not os.path.isfile(path)]
@@ -99,23 +99,23 @@ class Layout:
         """The images of class folders, class by class.
 
         Args:
-            folder: that holds them.
+            folder: holds the class folders.
             order: the classes.
-            folders: of the classes, where they are named otherwise.
+            folders: names of the class folders, where they differ from those of the classes.
             is_complete: every class must have an image.
         """
-        found = [find_images(folder / name) if (folder / name).is_dir() else [] for name in folders or order]
+        by_class = [find_images(folder / name) if (folder / name).is_dir() else [] for name in folders or order]
         if is_complete:
-            self.check_classes(order, {name for name, paths in zip(order, found, strict=True) if paths}, folder)
+            self.check_classes(order, {name for name, paths in zip(order, by_class, strict=True) if paths}, folder)
         return Listing(
-            paths=tuple(chain.from_iterable(found)),
-            classes=tuple(c for c, paths in enumerate(found) for _ in paths),
+            paths=tuple(chain.from_iterable(by_class)),
+            classes=tuple(c for c, paths in enumerate(by_class) for _ in paths),
             class_names=tuple(order),
         )
 
-    def check_classes(self, order: Sequence[str], found: set[str], where: Path) -> None:
-        """Every class must have an image."""
-        empty = [name for name in order if name not in found]
+    def check_classes(self, order: Sequence[str], present: set[str], where: Path) -> None:
+        """Refuse a class without an image."""
+        empty = [name for name in order if name not in present]
         if empty:
             shown = ", ".join(empty[:3]) + (", ..." if len(empty) > 3 else "")
             raise self.error(
@@ -137,8 +137,8 @@ class Layout:
         except (OSError, UnicodeDecodeError) as err:
             raise self.error(f"{printable(path)} cannot be read as text ({err}).") from err
 
-    def class_number(self, given: str, num_classes: int, path: Path) -> int:
-        """A class number that counts from 1, as one that counts from 0."""
-        if not re.fullmatch(r"[0-9]+", given) or not 1 <= int(given) <= num_classes:
-            raise self.error(f"{printable(path)} has the class {given!r}, which is no number from 1 to {num_classes}.")
-        return int(given) - 1
+    def class_number(self, number: str, num_classes: int, path: Path) -> int:
+        """Turn a class number that counts from 1 into one that counts from 0."""
+        if not re.fullmatch(r"[0-9]+", number) or not 1 <= int(number) <= num_classes:
+            raise self.error(f"{printable(path)} has the class {number!r}, which is no number from 1 to {num_classes}.")
+        return int(number) - 1

@@ -1,4 +1,4 @@
-"""List files: one image and its class a line."""
+"""List files: each line names one image and its class."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from opencon.registry import did_you_mean
 def list_from_file(list_file: str | Path, root: str | Path | None = None) -> Listing:
     """The images that a list file names.
 
-    One image a line: `path class`, where the class is the last word and the path may hold spaces; or CSV or
-    tab-separated values below a header that names the columns `path` and `label` (`file`, `filename` and `class` do
+    One image a line: `path class`, where the class is the last word and the path may hold spaces. Or CSV or
+    tab-separated values below a header that names the columns `path` and `label` (`file`, `filename` and `class` work,
     too). Paths are relative to the list's own folder, or to `root`. Classes are numbers from 0, or names, in sorted
     order. Leading lines `# classes: a b c` (or with commas) fix the classes and their order; other leading `#` lines
     are comments.
@@ -34,7 +34,7 @@ def list_from_file(list_file: str | Path, root: str | Path | None = None) -> Lis
         earlier, its_label = first.setdefault(str(path), (line, label))
         if earlier == line:
             paths.append(path)
-        elif its_label == label:  # kept once: twice, it could be labeled and unlabeled at the same time
+        elif its_label == label:  # kept once: otherwise it could be labeled and unlabeled at the same time
             repeated.append(f"{printable(source)}, line {line} repeats line {earlier}")
         else:
             raise DataError(
@@ -97,25 +97,25 @@ def _number_classes(
     source: Path, labels: list[tuple[int, str]], declared: list[str]
 ) -> tuple[tuple[int, ...], tuple[str, ...]]:
     """Class numbers and names for the (line, class) of every image."""
-    given = {label for _, label in labels}
+    used = {label for _, label in labels}
     if declared:
         names = tuple(dict.fromkeys(declared))
-        for label in sorted(given - set(names)):
+        for label in sorted(used - set(names)):
             line = next(line for line, other in labels if other == label)
             hint = did_you_mean(label, names)
             raise DataError(f"{printable(source)}, line {line}: class {label!r} is not among those declared.{hint}")
-        _refuse_empty(source, (name for name in names if name not in given), len(names) - len(given))
-    elif all(re.fullmatch(r"-?[0-9]+", label) for label in given):
+        _refuse_empty(source, (name for name in names if name not in used), len(names) - len(used))
+    elif all(re.fullmatch(r"-?[0-9]+", label) for label in used):
         negative = next((line for line, label in labels if int(label) < 0), None)
         if negative is not None:
             raise DataError(f"{printable(source)}, line {negative}: a class number must not be negative. Count from 0.")
         labels = [(line, str(int(label))) for line, label in labels]  # 07 is 7
-        given = {label for _, label in labels}
-        most = max(map(int, given))
-        _refuse_empty(source, (str(c) for c in itertools.count() if str(c) not in given), most + 1 - len(given))
+        used = {label for _, label in labels}
+        most = max(map(int, used))
+        _refuse_empty(source, (str(c) for c in itertools.count() if str(c) not in used), most + 1 - len(used))
         names = tuple(str(c) for c in range(most + 1))
     else:
-        names = tuple(sorted(given))
+        names = tuple(sorted(used))
     number = {name: c for c, name in enumerate(names)}
     return tuple(number[label] for _, label in labels), names
 

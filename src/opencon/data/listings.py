@@ -1,6 +1,6 @@
-"""Which image files there are, and the class of each: a folder with one sub-folder per class, or a list file.
+"""List image files and their classes, from a folder with one sub-folder per class.
 
-Nothing is decoded here, so a plan can be made, and most mistakes found, before anything slow begins.
+Nothing is decoded here, so that a plan and most error messages come before anything slow.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from pathlib import Path
 from opencon.errors import DataError
 
 IMAGE_SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"})
-# Photos all the same: listed, so that they are named among what cannot be read instead of missing without a word.
+# Photos in other formats: they are listed, so that we report them as unreadable instead of skipping them silently.
 OTHER_SUFFIXES = frozenset({".arw", ".avif", ".cr2", ".cr3", ".dng", ".heic", ".heif", ".nef", ".orf", ".raf", ".rw2"})
 PART_NAMES = frozenset({"test", "train", "training", "val", "valid", "validation"})  # folders that are never classes
 
 
 @dataclass(frozen=True)
 class Listing:
-    """Image files with their classes, found but not yet opened."""
+    """Image files with their classes, not yet opened."""
 
     paths: tuple[Path, ...]
     classes: tuple[int, ...]
@@ -29,12 +29,12 @@ class Listing:
 
 
 def printable(path: Path) -> str:
-    """A path that any terminal can print, also where its bytes are no text."""
+    """A path that any terminal can print, even where its bytes are no text."""
     return os.fsencode(path).decode("utf-8", "replace")
 
 
 def find_images(folder: Path) -> list[Path]:
-    """Every image file below a folder, by its suffix, sorted; hidden files and folders are left alone."""
+    """Every image file below a folder, by its suffix, sorted; hidden files and folders are skipped."""
     return [path for path in _files(folder) if path.suffix.lower() in IMAGE_SUFFIXES | OTHER_SUFFIXES]
 
 
@@ -42,8 +42,8 @@ def images_at(path: Path) -> list[Path]:
     """The path itself, or the images below a folder."""
     if not path.is_dir():
         return [path]
-    if found := find_images(path):
-        return found
+    if images := find_images(path):
+        return images
     readable = ", ".join(sorted(IMAGE_SUFFIXES))
     raise DataError(f"there is no image in the folder {printable(path)}. Readable: {readable}.")
 
@@ -63,7 +63,7 @@ def list_folder(root: str | Path) -> Listing:
             f"per class and move the images there."
         )
     if not folders:
-        raise DataError(f"{printable(root)} holds no class folder ({_found(root)}). Make one sub-folder per class.")
+        raise DataError(f"{printable(root)} holds no class folder ({_content(root)}). Make one sub-folder per class.")
     if {folder.name.lower() for folder in folders} <= PART_NAMES:
         parts = ", ".join(folder.name for folder in folders)
         raise DataError(f"{printable(root)} holds parts of a data set ({parts}), not classes. Give one of the parts.")
@@ -71,7 +71,7 @@ def list_folder(root: str | Path) -> Listing:
     for folder, paths in zip(folders, by_class, strict=True):
         if not any(path.suffix.lower() in IMAGE_SUFFIXES for path in paths):
             raise DataError(
-                f"class folder {printable(folder)} holds no image ({_found(folder)}). Remove it, or add images: "
+                f"class folder {printable(folder)} holds no image ({_content(folder)}). Remove it, or add images: "
                 f"{', '.join(sorted(IMAGE_SUFFIXES))}."
             )
     return Listing(
@@ -99,8 +99,8 @@ def _files(folder: Path) -> list[Path]:
     return sorted(out)
 
 
-def _found(folder: Path) -> str:
-    """What is there instead of images."""
+def _content(folder: Path) -> str:
+    """What a folder holds instead of images, in words."""
     kinds = Counter(path.suffix.lower() or "no suffix" for path in _files(folder))
     if not kinds:
         return "it is empty"

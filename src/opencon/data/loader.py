@@ -2,8 +2,8 @@
 
 The images live on the device as one uint8 tensor, or come from their files batch by batch (`streaming`). Before an epoch
 all its random numbers are drawn at once (`draw`: which images, which crops, which colors); a batch is then a pure function
-of them and of the step's number (`batch`), with fixed shapes, and the host waits for nothing but files. What the loader
-knows of classes is `labels`: the class of a labeled image, -1 for every other.
+of them and of the step's number (`batch`), with fixed shapes, and the host waits for nothing but files. The loader knows
+only `labels` about classes: the class of a labeled image, -1 for every other.
 
 Letters: T steps of an epoch, B images in a batch, V views, M images in the set.
 """
@@ -27,7 +27,7 @@ ORDER, VIEWS = 1, 2
 
 
 class Augmentation(Protocol):
-    """Random numbers first, then a pure function of them; `Augment` is the one in use."""
+    """Draw random numbers first, then apply a pure function of them; `Augment` is one."""
 
     def draw(self, num_images: int, source_size: tuple[int, int], generator: torch.Generator) -> Any:
         """A named tuple of tensors (num_images, ...), or None where an operation is off."""
@@ -45,15 +45,15 @@ class Draws(NamedTuple):
 
 @dataclass(frozen=True)
 class Batch:
-    """One step's images, labeled ones first. There is no place in it for the labels of unlabeled images.
+    """One step's images, labeled ones first. It does not hold the classes of unlabeled images.
 
     Letters: B images, V views.
     """
 
     views: tuple[Tensor, ...]  # V tensors (B, channels, H, W) in [0, 1]: the same images, augmented V times
     labels: Tensor  # (B,) class of a labeled image, -1 for an unlabeled one
-    num_labeled: int  # the first so many rows are labeled, so that hot code can slice instead of mask
-    rows: Tensor  # (B,) place of each image in the set, for methods that remember something of every image
+    num_labeled: int  # how many rows, the first ones, are labeled: hot code can slice instead of mask
+    rows: Tensor  # (B,) index of each image in the set, for methods that keep something about every image
 
 
 class TwoStreamLoader:
@@ -76,7 +76,7 @@ class TwoStreamLoader:
         self.images = images  # (M, channels, H, W) uint8
         self.labels = labels  # (M,)
         self.num_labeled, self.num_unlabeled = batch_shares
-        # Streamed images are put here before each step, always at the same address, for a recorded step to read.
+        # Streamed images are copied here before each step, always to the same address, which a recorded step reads.
         self.buffer = torch.empty(0) if isinstance(images, Tensor) else images.buffer(sum(batch_shares))
         self.augments = augments  # V
         self.seed = seed
@@ -107,9 +107,9 @@ class TwoStreamLoader:
         return Draws(rows, tree_map(lambda t: t.view(*rows.shape, *t.shape[1:]), params))
 
     def feed(self, draws: Draws) -> Generator[int, None, None]:
-        """The steps of an epoch, one by one: when a step is handed out, `batch` can be called for it.
+        """The steps of an epoch, one by one. Once a step is yielded, `batch` can be called for it.
 
-        Close it if the epoch ends early, so that nothing is decoded any more.
+        Close the generator if the epoch ends early, so that decoding stops.
         """
         if isinstance(self.images, Tensor):
             yield from range(self.num_steps)
@@ -120,7 +120,7 @@ class TwoStreamLoader:
                 yield step
 
     def batch(self, draws: Draws, step: Tensor) -> Batch:
-        """The batch of one step; `step` is a tensor (1,) so that a captured graph can count on."""
+        """The batch of one step; `step` is a tensor (1,), so that a captured graph can count it up."""
         now = tree_map(lambda t: t.index_select(0, step)[0], draws)
         images = self.images[now.rows] if isinstance(self.images, Tensor) else self.buffer
         pairs = zip(self.augments, now.params, strict=True)
@@ -128,7 +128,7 @@ class TwoStreamLoader:
         return Batch(views, self.labels[now.rows], self.num_labeled, now.rows)
 
     def first_views(self, most_steps: int) -> Generator[Tensor, None, None]:
-        """The views of the first steps there will be, one by one."""
+        """The views of the first steps of training, one by one."""
         draws = self.draw(0)
         with closing(self.feed(draws)) as feed:
             for index in islice(feed, most_steps):

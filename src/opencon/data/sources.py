@@ -1,8 +1,8 @@
-"""Where images come from: arrays, a folder with one sub-folder per class, or a list file.
+"""Load images from arrays, from a folder with one sub-folder per class, or from a list file.
 
 Whatever the source, the result is an `ImageSet`: every image as uint8 in one tensor on the CPU or, where files would take
-too much memory, a `StreamedImages` in its place. An image that cannot be read is set aside and named; it is fatal only
-where a class is left without images.
+too much memory, a `StreamedImages` instead. An image that cannot be read is set aside and named; it is an error only where
+a class is left without images.
 
 Letters: M images, H height, W width.
 """
@@ -84,7 +84,7 @@ def from_arrays(images: Any, classes: Any, class_names: Sequence[str] | None = N
     Args:
         images: (M, H, W), (M, H, W, channels) or (M, channels, H, W); uint8, or floating point in [0, 1].
         classes: (M,) whole numbers from 0.
-        class_names: one per class; the numbers themselves if not given.
+        class_names: one per class; None: the numbers themselves.
     """
     pixels, labels = _channels_first(_tensor(images, "images")), _tensor(classes, "classes")
     if pixels.is_floating_point():
@@ -151,10 +151,10 @@ def from_list(list_file: str | Path, image_size: int, root: str | Path | None = 
 
 
 def load_listing(listing: Listing, image_size: int, memory_gb: float | None = math.inf) -> ImageSet:
-    """The images of a listing; those that cannot be read end in `problems`.
+    """The images of a listing; files that cannot be read end in `problems`.
 
-    Decoded now or, if they would take more than `memory_gb` (None: `spare_memory_gb`), when they are needed. In that case
-    only their headers are read here, and a file that is damaged further on fails later (`StreamedImages` says how).
+    They are decoded now or, if they would take more than `memory_gb` (None: `spare_memory_gb`), when they are needed. Then
+    only their headers are read here, and a file with later damage fails during training (see `StreamedImages`).
     """
     paths = listing.paths
     images: Images
@@ -180,9 +180,9 @@ def load_listing(listing: Listing, image_size: int, memory_gb: float | None = ma
 def spare_memory_gb() -> float:
     """Half of the memory of this machine, or of its GPU if that is smaller: the images live in both.
 
-    Ours: the other half is for the network, its activations and everybody else.
+    Ours: the other half is for the network, its activations and other programs.
     """
-    sizes = [8e9]  # where the system does not say
+    sizes = [8e9]  # if the system does not tell
     if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
         sizes = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
     if torch.cuda.is_available():
@@ -191,7 +191,7 @@ def spare_memory_gb() -> float:
 
 
 def read_images(paths: Sequence[Path], image_size: int) -> tuple[Tensor, list[int], tuple[str, ...]]:
-    """Decode image files: the images in order, which of the paths they are, and a line for each that failed.
+    """Decode image files. Returns the images in order, the indices of their paths, and a line for each that failed.
 
     Each is turned upright, made RGB, scaled so that its short side is `image_size`, and cropped to the central square.
     """
@@ -205,7 +205,7 @@ def read_images(paths: Sequence[Path], image_size: int) -> tuple[Tensor, list[in
 
 
 def _sift(paths: Sequence[Path], read: Callable[[int], None]) -> tuple[list[int], tuple[str, ...]]:
-    """Read path after path, in threads: the numbers of those that could be, and a line for each that could not."""
+    """Read the paths in threads. Returns the indices of those that could be read, and a line for each that could not."""
 
     def reason(i: int) -> str | None:
         try:
@@ -220,19 +220,19 @@ def _sift(paths: Sequence[Path], read: Callable[[int], None]) -> tuple[list[int]
             return f"cannot be decoded ({type(err).__name__}: {err})"
         return None
 
-    def reasons(first: int) -> list[str | None]:
+    def reasons_of_piece(first: int) -> list[str | None]:
         return [reason(i) for i in range(first, min(first + PIECE, len(paths)))]
 
     with warnings.catch_warnings(), ThreadPoolExecutor(DECODE_THREADS) as pool:
         warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # MAX_PIXELS decides
-        found = [why for piece in pool.map(reasons, range(0, len(paths), PIECE)) for why in piece]
-    kept = [i for i, why in enumerate(found) if why is None]
-    return kept, tuple(f"{printable(path)} {why}" for path, why in zip(paths, found, strict=True) if why)
+        reasons = [why for piece in pool.map(reasons_of_piece, range(0, len(paths), PIECE)) for why in piece]
+    kept = [i for i, why in enumerate(reasons) if why is None]
+    return kept, tuple(f"{printable(path)} {why}" for path, why in zip(paths, reasons, strict=True) if why)
 
 
 def _open(path: Path) -> Image.Image:
-    """A file whose header says that it is an image of bearable size."""
-    if not path.is_file():  # a pipe would block for ever, a dangling link is worth a plain word
+    """Open a file whose header says that it is an image of an acceptable size."""
+    if not path.is_file():  # a pipe would block forever, and a dangling link deserves a plain message
         raise FileNotFoundError("not a file")
     file = Image.open(path)
     if file.width * file.height > MAX_PIXELS:
@@ -244,12 +244,13 @@ def _open(path: Path) -> Image.Image:
 def _decode(path: Path, size: int) -> npt.NDArray[np.uint8]:
     """One image as (3, size, size)."""
     with _open(path) as file:
-        # A JPEG decodes at 1/2, 1/4 or 1/8, as long as a quarter more is left than we need. Ours: half as much again costs
-        # half as much time again; in two photos, pixels are off by 0.4 and 0.9 gray levels in the mean, not 0.2 and 0.3.
+        # A JPEG decodes at 1/2, 1/4 or 1/8, as long as a quarter more is left than we need. Ours: half as
+        # much again costs half as much time again. In two photos, pixels are off by 0.4 and 0.9 gray levels in the mean
+        # instead of 0.2 and 0.3.
         file.draft(None, (size * 5 // 4, size * 5 // 4))
         ImageOps.exif_transpose(file, in_place=True)
         image = _to_rgb(file)
-    # Scaling only the central square is scaling everything, then cropping; but a panorama does not grow on the way.
+    # Scaling only the central square equals scaling everything and then cropping, but a panorama does not grow first.
     short = min(image.size)
     left, top = (image.width - short) / 2, (image.height - short) / 2
     # Bicubic, as in the evaluation transforms of DINO and EfficientNet; Pillow widens the filter when shrinking.
@@ -266,7 +267,7 @@ def _to_rgb(image: Image.Image) -> Image.Image:
     if image.mode == "F":
         raise ValueError("floating point pixels have no fixed white; save it with 8 or 16 bits")
     if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:
-        # What lies under transparent pixels is arbitrary, and people see such images on a light page.
+        # The color under transparent pixels is arbitrary, and people see such images on a light page.
         rgba = image.convert("RGBA")
         return Image.alpha_composite(Image.new("RGBA", rgba.size, "white"), rgba).convert("RGB")
     return image.convert("RGB")

@@ -42,21 +42,21 @@ class Split:
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 of everything that makes this split."""
+        """SHA-256 of everything that defines this split."""
         return _fingerprint(self._facts())
 
     def visible_labels(self, classes: Tensor) -> Tensor:
-        """What a learner may see: (M,) the class where labeled, else -1."""
+        """What a learner may see: (M,) the class of a labeled image, -1 elsewhere."""
         todo = "Use the data that the split was made for, or make a new split."
         if len(classes) != self.num_images:
             raise DataError(
                 f"the split is for {self.num_images} training images, but the data has {len(classes)}. {todo}"
             )
-        given = classes[self.labeled]  # (n_l,)
-        if bool(((given < 0) | (given >= self.num_seen)).any()):
+        kept = classes[self.labeled]  # (n_l,)
+        if bool(((kept < 0) | (kept >= self.num_seen)).any()):
             raise DataError(f"the split labels images of classes other than the {self.num_seen} seen ones. {todo}")
         labels = torch.full_like(classes, -1)
-        labels[self.labeled] = given
+        labels[self.labeled] = kept
         return labels
 
     def to_json(self) -> dict[str, Any]:
@@ -131,7 +131,7 @@ def make_split(classes: Tensor, config: SplitConfig, *, num_data_classes: int) -
 def check_split(
     config: SplitConfig, info_num_classes: int, num_train: int, batch_size: int, labeled_share: float | None = None
 ) -> None:
-    """Refuse what cannot work, from counts alone, before anything is loaded.
+    """Refuse a split that cannot work, from counts alone, before anything is loaded.
 
     The share of labeled images in a batch is estimated as if all classes were equally large; `batch_shares` checks
     again with the exact numbers.
@@ -144,23 +144,25 @@ def check_split(
 def batch_shares(split: Split, batch_size: int, labeled_share: float | None = None) -> tuple[int, int]:
     """Labeled and unlabeled images in a batch.
 
-    The released rule: int(batch_size * n_l / (n_l + n_u)) are labeled, the rest unlabeled; or the share that is given.
+    The released rule: int(batch_size * n_l / (n_l + n_u)) are labeled, the rest unlabeled. `labeled_share` replaces it.
     """
     share = _labeled_share(batch_size, len(split.labeled), split.num_images, labeled_share, expected=False)
     return share, batch_size - share
 
 
 def labeled_in_batch(batch_size: int, num_labeled: float, num_images: int, *, least: int = 0) -> int:
-    """Labeled images in a batch: in proportion, as in the released code, but `least` where there are so many."""
+    """Labeled images in a batch: in proportion, as in the released code, but at least `least`, if there are that many."""
     return max(int(batch_size * num_labeled / num_images), int(min(num_labeled, least)))
 
 
-def _labeled_share(batch_size: int, num_labeled: float, num_images: int, given: float | None, *, expected: bool) -> int:
-    if given is not None:
-        share = round(batch_size * given)
+def _labeled_share(
+    batch_size: int, num_labeled: float, num_images: int, labeled_share: float | None, *, expected: bool
+) -> int:
+    if labeled_share is not None:
+        share = round(batch_size * labeled_share)
         if not (1 <= share <= num_labeled and 1 <= batch_size - share <= num_images - num_labeled):
             raise ConfigError(
-                f"train.labeled_share = {given} of train.batch_size = {batch_size} asks for {share} labeled and "
+                f"train.labeled_share = {labeled_share} of train.batch_size = {batch_size} asks for {share} labeled and "
                 f"{batch_size - share} unlabeled images in a batch; there are {'about ' if expected else ''}"
                 f"{num_labeled:.0f} and {num_images - num_labeled:.0f}. Both must be at least 1 and at most that many."
             )

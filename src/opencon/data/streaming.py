@@ -8,12 +8,12 @@ overwritten while it is read, for two reasons:
 1. The copy into the buffer is queued on the very stream that the steps run on. A stream keeps its order, so copy t waits
    for step t - 1 (which reads the buffer) and step t for copy t. From page-locked memory the copy is asynchronous: the
    host goes on at once.
-2. A slot is given to the threads again only after an event recorded behind its copy has come to pass. The host waits for
-   copy t - 1 when it asks for batch t, that is, after it has queued step t - 1: the device then still has a whole step to
-   do. (Without a GPU the copy has happened when it returns.)
+2. The threads get a slot again only after the event recorded behind its copy has happened. The host waits for copy t - 1
+   when it asks for batch t, that is, after it has queued step t - 1: the device then still has a whole step to do.
+   (Without a GPU the copy has happened when it returns.)
 
-Threads touch host memory only, never CUDA, so they may run on while a graph is recorded. The copy could be hidden behind
-the step by a stream and a second buffer of its own. It is not: for 512 images of 256 pixels it is 100 MB, about 4 ms at
+Threads touch host memory only, never CUDA, so they may run on while a graph is recorded. A second buffer with a stream of
+its own could hide the copy behind the step. It does not pay: for 512 images of 256 pixels it is 100 MB, about 4 ms at
 25 GB/s, against two seconds of a core for decoding them. benchmarks/worker_path.py measures both.
 
 Letters: M images, B images in a batch, T batches, K slots, S side of an image.
@@ -40,22 +40,22 @@ Pixels = npt.NDArray[np.uint8]
 
 SLOTS = 4  # K, ours: one being copied, three being decoded, so that a slow file delays nothing
 PIECE = 8  # images a thread takes at once, ours: handing them out one by one would keep the main thread busy
-GRAY = 128  # stands in for a file that fails during a run
-MOST_IN_A_ROW = 256  # files that may fail one after the other, ours: more are no damaged files but a disk that is gone
+GRAY = 128  # replaces a file that fails during a run
+MOST_IN_A_ROW = 256  # files that may fail one after the other, ours: more mean a disk that is gone, not damaged files
 
 
 class StreamedImages:
-    """Image files that look like one uint8 tensor (M, 3, S, S) as far as its shape, and are read batch by batch.
+    """Image files with the shape of one uint8 tensor (M, 3, S, S), read batch by batch.
 
-    A file that fails is replaced by a gray image with a warning that names it, once; only if `MOST_IN_A_ROW` fail one
-    after the other it is a DataError.
+    A gray image replaces a file that fails, and one warning names the file. Only if `MOST_IN_A_ROW` files fail one after the
+    other is it a DataError.
 
     Args:
-        files: one per image; their headers have been looked at before.
+        files: one per image; their headers have been checked before.
         image_size: S.
         decode: a file and S to (3, S, S); called by several threads at once.
         device: where batches are wanted.
-        threads: that decode; None: one for every core this process may use.
+        threads: how many decode; None: one for every core this process may use.
     """
 
     dtype = torch.uint8
@@ -74,7 +74,7 @@ class StreamedImages:
         self.device = torch.device(device)
         self.threads = threads or usable_cores()
         self.shape = torch.Size((len(files), 3, image_size, image_size))
-        self.failed: set[int] = set()  # that have been warned about
+        self.failed: set[int] = set()  # rows that a warning has named
         self.in_a_row = 0
 
     def __len__(self) -> int:
@@ -85,7 +85,7 @@ class StreamedImages:
         return StreamedImages(self.files, self.shape[-1], self.decode, device=device, threads=self.threads)
 
     def buffer(self, num_images: int) -> Tensor:
-        """A place for batches on the device: (num_images, 3, S, S)."""
+        """An empty buffer for batches on the device: (num_images, 3, S, S)."""
         return torch.empty(num_images, *self.shape[1:], dtype=self.dtype, device=self.device)
 
     def in_order(self, num_images: int) -> Generator[Tensor, None, None]:
@@ -96,8 +96,8 @@ class StreamedImages:
     def batches(self, rows: Sequence[Tensor], buffer: Tensor) -> Generator[Tensor, None, None]:
         """Copy the images of each of T row lists (on the CPU) into `buffer`, in turn, and yield the part that is filled.
 
-        Whatever reads a batch must have run, or be queued on the current stream, before the next one is asked for.
-        Close the generator to let go of the threads; it waits for none of them.
+        Whatever reads a batch must have run, or be queued on the current stream, before the next batch is requested.
+        Close the generator to release the threads; it waits for none of them.
         """
         is_cuda = buffer.device.type == "cuda"
         num_slots = min(SLOTS, len(rows))
@@ -107,9 +107,9 @@ class StreamedImages:
         decoding: deque[list[Future[list[str | None]]]] = deque()
 
         def start(t: int) -> None:
-            place, chosen = slots[t % num_slots].numpy(), rows[t].tolist()
+            slot, chosen = slots[t % num_slots].numpy(), rows[t].tolist()
             starts = range(0, len(chosen), PIECE)
-            decoding.append([pool.submit(self._fill, place[i : i + PIECE], chosen[i : i + PIECE]) for i in starts])
+            decoding.append([pool.submit(self._fill, slot[i : i + PIECE], chosen[i : i + PIECE]) for i in starts])
 
         try:
             for t in range(num_slots):
@@ -129,10 +129,10 @@ class StreamedImages:
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
 
-    def _fill(self, place: Pixels, rows: list[int]) -> list[str | None]:
-        """Decode into `place` (len(rows), 3, S, S); for each image None, or why it is gray."""
+    def _fill(self, slot: Pixels, rows: list[int]) -> list[str | None]:
+        """Decode into `slot` (len(rows), 3, S, S). For each image None, or why it is gray."""
         reasons: list[str | None] = []
-        for image, row in zip(place, rows, strict=False):  # place may reach beyond a short last batch
+        for image, row in zip(slot, rows, strict=False):  # the slot may reach beyond a short last batch
             try:
                 # NumPy, not torch, which would start threads of its own below each of ours.
                 image[...] = self.decode(self.files[row], self.shape[-1])
@@ -159,7 +159,7 @@ class StreamedImages:
                 warnings.warn(f"{name} cannot be decoded ({reason}). A gray image takes its place.", stacklevel=3)
 
 
-Images = Tensor | StreamedImages  # the two ways in which a set of images can be at hand
+Images = Tensor | StreamedImages  # a set of images in memory, or in files
 
 
 def usable_cores() -> int:

@@ -1,7 +1,7 @@
 """Tables that people write, read strictly: CSV, tab-separated, with semicolons, or JSON lines.
 
-A table names its columns in its first line. What cannot be understood is refused with its line, since a row that is read
-wrongly would be a wrong label.
+A table names its columns in its first line. A line that cannot be understood is refused and named, because a row that is
+read wrongly would be a wrong label.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from pathlib import Path
 from opencon.data.listings import printable
 from opencon.errors import DataError
 
-Row = tuple[int, dict[str, str]]  # number of the line, and the wanted columns; empty where there is nothing
+Row = tuple[int, dict[str, str]]  # number of the line, and the wanted columns; an empty text where there is no value
 
-PATH_COLUMNS, LABEL_COLUMNS = ("path", "file", "filename"), ("label", "class")  # what they may be called
+PATH_COLUMNS, LABEL_COLUMNS = ("path", "file", "filename"), ("label", "class")  # names that they may have
 
 
 def read_table(table: Path, columns: Mapping[str, Sequence[str]], *, optional: Sequence[str] = ()) -> list[Row]:
-    """The rows of a table; refuses one without a row.
+    """The rows of a table; refuses an empty table.
 
     Args:
         table: the file.
-        columns: what is wanted, to the names it may go by.
-        optional: what may be missing.
+        columns: each wanted column, with the names that it may have.
+        optional: columns that may be missing.
     """
     must = ",".join(name for name in columns if name not in optional)
     try:
@@ -69,7 +69,7 @@ def rows_below_header(
             continue
         rows: list[Row] = []
         reader = csv.reader(io.StringIO("\n".join(lines[start + 1 :]), newline=""), delimiter=delimiter, strict=True)
-        line = start + 2  # where the next row begins; one with a quoted line break ends later
+        line = start + 2  # where the next row begins; a row with a quoted line break ends later
         try:
             for cells in reader:
                 if len(cells) > len(header):
@@ -86,7 +86,7 @@ def rows_below_header(
 
 
 def bad_line(table: Path, line: int, text: str, what: str) -> DataError:
-    """A line that cannot be understood, and what was expected."""
+    """The error for a line that cannot be understood, with what was expected."""
     return DataError(f"{printable(table)}, line {line} cannot be understood: {text[:80]!r}. {what}")
 
 
@@ -108,10 +108,10 @@ def _json_rows(table: Path, text: str, columns: Mapping[str, Sequence[str]], opt
             values = {
                 name: next((record[word] for word in words if word in record), None) for name, words in columns.items()
             }
-            known = isinstance(record, dict) and any(value is not None for value in values.values())
+            is_row = isinstance(record, dict) and any(value is not None for value in values.values())
         except (ValueError, TypeError) as err:
             raise bad_line(table, line, entry, f"Expected {{{example}}}.") from err
-        if not known:
+        if not is_row:
             raise bad_line(table, line, entry, f"Expected {{{example}}}.")
         rows.append((line, {name: "" if value is None else str(value).strip() for name, value in values.items()}))
     return rows
