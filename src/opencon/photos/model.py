@@ -214,12 +214,11 @@ class OpenConModel:
     def judge(self, files: Sequence[str], x: Tensor) -> list[PhotoRow]:
         """Rows of the table from the names and the features (n, F) of photos."""
         z = self.classifier.embed(x)
-        return self.rows(files, z, self.classifier.predict_embedded(z), self.nearest_examples(z))
+        return self.rows(files, self.classifier.predict_embedded(z), self.nearest_examples(z))
 
     def rows(
         self,
         files: Sequence[str],
-        z: Tensor,
         prediction: Prediction,
         nearest: Sequence[tuple[str, ...]],
         given: Sequence[str | None] | None = None,
@@ -228,7 +227,6 @@ class OpenConModel:
 
         Args:
             files: n names of photos.
-            z: (n, D) their embeddings.
             prediction: what the classifier says of them.
             nearest: for each photo, the examples most like it.
             given: for each photo, the label it came with.
@@ -275,7 +273,7 @@ class OpenConModel:
             prediction: what the classifier says of them; None: it is computed.
         """
         prediction = self.classifier.predict_embedded(z) if prediction is None else prediction
-        return self.table((*self.rows(files, z, prediction, self.nearest_examples(z, files), given), *unread))
+        return self.table((*self.rows(files, prediction, self.nearest_examples(z, files), given), *unread))
 
     def table(self, rows: tuple[PhotoRow, ...]) -> PhotoTable:
         """Rows with the names of classes and groups."""

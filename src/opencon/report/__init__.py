@@ -1,1 +1,1 @@
-"""What a run looks like to a person: figures."""
+"""What people see: figures of a run, the page of a discovery, the table of photos, the model card."""

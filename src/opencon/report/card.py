@@ -10,7 +10,7 @@ MOST_ROWS = 200  # classes and groups listed one by one, ours: a page that can s
 
 @dataclass(frozen=True, kw_only=True)
 class CardData:
-    """What a model card tells."""
+    """The content of a model card."""
 
     title: str
     class_names: tuple[str, ...]  # the seen classes, then the new groups
@@ -20,11 +20,11 @@ class CardData:
     image_size: int  # pixels
     outlier_threshold: float
     version: str  # of opencon
-    facts: Mapping[str, str]  # how it was made: what to how
+    facts: Mapping[str, str]  # further lines of the table of how it was made
 
 
 def model_card(data: CardData) -> str:
-    """The card as Markdown; text that no file can hold (parts of undecodable names) is shown as "?"."""
+    """The card as Markdown; bytes of a name that are no text are shown as "?"."""
     num_new = len(data.class_names) - data.num_seen
     rows = zip(data.class_names[:MOST_ROWS], data.sizes[:MOST_ROWS], strict=True)
     listed = [f"| {_cell(name)} | {_kind(c, data)} | {size} |" for c, (name, size) in enumerate(rows)]
@@ -56,7 +56,7 @@ def _kind(c: int, data: CardData) -> str:
 
 
 def _cell(text: str) -> str:
-    """Text that stays within its cell, and is shown as it is."""
+    """Text that stays within its cell and is shown literally."""
     plain = " ".join(text.split())
     for sign in "\\|`*_<>[]":
         plain = plain.replace(sign, f"\\{sign}")
@@ -73,11 +73,11 @@ tags: [open-world, category-discovery, image-classification]
 # {title}
 
 This model sorts photos. It recognizes {num_seen} seen {seen_noun} that were named with examples, and {num_new} new \
-{new_noun} that were found among photos without labels. A photo may be unlike all of them.
+{new_noun} that were discovered among photos without labels. A photo may be unlike all of them.
 
 ## Classes and groups
 
-{photos} of the photos that it was made from belong to one of these: they carried the label, or were found to belong there.
+{photos} training photos belong to one of these: they carried the label, or the model put them there.
 
 | name | kind | photos |
 |---|---|---|
@@ -101,7 +101,7 @@ for photo in model.predict(["photo.jpg"]):  # photos, or folders of them
     print(photo.file, photo.predicted, photo.kind, photo.confidence, photo.unlike_everything, photo.nearest)
 ```
 
-Or without opencon and PyTorch, from the graph that `opencon.export.export_onnx(model, "model.onnx")` writes:
+Or without opencon and PyTorch, from the graph `model.onnx` that `opencon export` writes:
 
 ```python
 import json
@@ -121,19 +121,20 @@ print("none of these" if unlike_everything[0] else names[int(p[0].argmax())])
 
 - `confidence` (the largest of `probabilities`) is between 0 and 1.
 - `novelty` is larger the less a photo is like the seen classes; above 0 it is more likely something else than seen.
-- `similarity`, the cosine to the nearest prototype, says that a photo is unlike everything where it is below {outlier}.
+- `similarity` is the cosine to the nearest prototype. A photo is unlike everything where it is below {outlier}.
 
 ## Intended use
 
-Sorting photos of the kind it was made from: the same sort of subject, camera and framing. Look at the new groups before
-relying on them: they are what the photos suggest, not what a person has checked, and their names were given by number unless
-somebody renamed them.
+Sorting photos like those it was made from: the same sort of subject, camera and framing. Look at the new groups before
+relying on them: the photos suggest them, and no person has checked them. Their names are numbers unless somebody renamed
+them.
 
 ## Limits
 
-- It knows only the classes and groups above. Other subjects should come out as unlike everything, but some will be taken for a class.
+- It knows only the classes and groups above. Other subjects should come out as unlike everything, but it will take some
+  for a class.
 - Confidence was learned from these photos alone and can be too high on others.
-- Only the central square of a photo is looked at, at {size} x {size} pixels: small things and things at the edge are missed.
-- Whatever the encoder's training images were biased toward, the groups are too.
+- It sees only the central square of a photo, at {size} x {size} pixels. It misses small things and things at the edge.
+- The groups inherit the biases of the encoder's training images.
 - It must not be used to make decisions about people.
 """

@@ -19,12 +19,12 @@ Scale = Callable[[float], float]
 
 
 def histogram(values: NDArray[np.float64], is_new: NDArray[np.bool_], *, threshold: float | None) -> str:
-    """How many photos have which novelty; those in new groups stand on those in seen classes, the threshold is a line.
+    """How many photos have which novelty. Photos in new groups stand on those in seen classes; a line is the threshold.
 
     Args:
         values: (M,) novelty, at least one.
         is_new: (M,) whether the photo was put into a new group.
-        threshold: where the line stands; None draws none.
+        threshold: position of the line; None draws none.
     """
     ends = values if threshold is None else np.append(values, threshold)
     low, high = float(ends.min()), float(ends.max())

@@ -1,4 +1,4 @@
-"""Text, data and pictures in a form that may stand in a page, whatever they hold."""
+"""Text, data and pictures in a form that is safe in a page, whatever they hold."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import numpy as np
 from PIL import Image, ImageOps
 
 PICTURE_SIDE, PICTURE_QUALITY = 128, 70  # pixels of the longer side, JPEG: 3 kB for a photo (ours)
-# They reorder or hide the text around them, which lets one file name pass for another.
+# These reorder or hide the text around them, so that one file name could pass for another.
 BIDI_CONTROLS = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 
 
@@ -24,7 +24,7 @@ def readable(text: object) -> str:
     def shown(letter: str) -> str:
         code = ord(letter)
         if 0xDC80 <= code <= 0xDCFF:
-            return f"\\x{code - 0xDC00:02x}"  # os.fsdecode keeps a byte that is no text in this way
+            return f"\\x{code - 0xDC00:02x}"  # os.fsdecode marks a byte that is no text this way
         is_odd = unicodedata.category(letter) in ("Cc", "Cs") or letter in BIDI_CONTROLS
         return f"\\u{code:04x}" if is_odd else letter
 
@@ -37,7 +37,7 @@ def as_html(text: object) -> str:
 
 
 def as_json(data: object) -> str:
-    """JSON for the content of a script element, which it cannot end."""
+    """JSON for the content of a script element; nothing in it can end the element."""
     text = json.dumps(data, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
@@ -48,7 +48,7 @@ def as_jpeg(load: Callable[[], Image.Image | None]) -> str:
         image = load()
         if image is None:
             return ""
-        image.draft("RGB", (2 * PICTURE_SIDE, 2 * PICTURE_SIDE))  # a JPEG that is not yet decoded decodes small
+        image.draft("RGB", (2 * PICTURE_SIDE, 2 * PICTURE_SIDE))  # decodes a JPEG at a smaller size
         image = ImageOps.exif_transpose(image)
         if image.mode.startswith("I"):  # 16 bits, which Pillow would clip
             image = Image.fromarray((np.asarray(image).clip(0, 65535) // 257).astype(np.uint8))
@@ -60,10 +60,10 @@ def as_jpeg(load: Callable[[], Image.Image | None]) -> str:
         buffer = io.BytesIO()
         image.save(buffer, "JPEG", quality=PICTURE_QUALITY, optimize=True)
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
-        return ""  # it could be read before, so the file has changed since; the page says "no picture"
+        return ""  # the file could be read before, so it has changed since; the page says "no picture"
     return base64.b64encode(buffer.getvalue()).decode("ascii")
 
 
 def policy_hash(code: str) -> str:
-    """The name by which a content security policy lets an inline script or style pass."""
+    """The hash by which a content security policy allows an inline script or style."""
     return "sha256-" + base64.b64encode(hashlib.sha256(code.encode()).digest()).decode("ascii")

@@ -1,4 +1,4 @@
-"""Pictures of a run. matplotlib is an extra: imported only when a picture is drawn, its global state left alone.
+"""Pictures of a run. matplotlib is an extra: it is imported only to draw, and its global state does not change.
 
 Letters: M images, D embedding size, S = num_seen. True classes below S are seen, the others novel.
 """
@@ -23,7 +23,7 @@ Mask = NDArray[np.bool_]
 
 SIZE = (11.0, 5.2)  # inches; 1100 x 520 pixels, the width of a README page
 DPI = 100
-TSNE_IMAGES = (31, 5000)  # t-SNE wants more images than its perplexity, which is 30; above (ours) it takes minutes
+TSNE_IMAGES = (31, 5000)  # t-SNE needs more images than its perplexity, 30; with more than 5000 (ours) it takes minutes
 NAMED_CLASSES = 40  # ours, because more names than this hide the picture
 # Ten colors that stay apart under common color blindness (Paul Tol's qualitative scheme); further classes go round.
 COLORS = ("#332288", "#88ccee", "#44aa99", "#117733", "#999933", "#ddcc77", "#661100", "#cc6677", "#882255", "#aa4499")
@@ -54,7 +54,7 @@ def embedding_figure(
     Args:
         z: (M, D) unit rows.
         truth: (M,) true classes.
-        predicted: (M,) classes or groups given by the model.
+        predicted: (M,) classes or groups from the model.
         novelty: (M,) larger is newer.
         num_seen: true classes below it are seen.
         threshold: novelty above which an image counts as novel; None draws no line.
@@ -83,7 +83,7 @@ def embedding_figure(
 
 
 def blank_figure(size: tuple[float, float]) -> Any:
-    """A white figure of so many inches that is drawn by Agg, without pyplot and its global state."""
+    """A white figure of this size in inches, drawn by Agg, without pyplot and its global state."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
@@ -111,7 +111,7 @@ def project(z: ArrayLike, *, projection: Projection = "auto", seed: int = 0) -> 
         )
     if projection == "pca" or not fits:
         return "PCA", _pca(z)
-    # The start is ours, on the scale that scikit-learn recommends, so that the picture does not hang on its PCA solver.
+    # The start is ours, on the scale that scikit-learn recommends, so that the picture does not depend on its PCA solver.
     start = _pca(z)
     start *= 1e-4 / max(float(start[:, 0].std()), 1e-12)
     points = TSNE(init=start.astype(np.float32), random_state=seed).fit_transform(z.astype(np.float32))
@@ -141,7 +141,7 @@ def _draw_embedding(
         axes.scatter(*xy[here].T, s=area, c=color, marker=marker, linewidths=0, alpha=0.8, zorder=2)
         here = (truth == c) & ~is_right
         axes.scatter(*xy[here].T, s=area, facecolors="none", edgecolors=color, marker=marker, linewidths=0.8, zorder=2)
-    size, rise = (16, 0) if len(classes) <= 12 else (9, 10)  # many small groups: a name above each, not upon it
+    size, rise = (16, 0) if len(classes) <= 12 else (9, 10)  # many small groups: the name stands above each, not on it
     stroke = withStroke(linewidth=size / 4, foreground="white")
     for c in classes if len(classes) <= NAMED_CLASSES else []:
         text = axes.annotate(class_names[c], np.median(xy[truth == c], axis=0), (0, rise), textcoords="offset points")
@@ -195,10 +195,10 @@ def draw_novelty(axes: Any, novelty: Points, is_novel: Mask, threshold: float | 
 
 
 def legend(axes: Any, handles: list[Any]) -> None:
-    """One line between the head of a panel and its drawing, where it covers nothing."""
-    place = {"loc": "lower left", "bbox_to_anchor": (0.0, 1.0), "borderaxespad": 0.0, "borderpad": 0.4}
+    """Put the legend on one line between the head of a panel and its drawing, where it covers nothing."""
+    position = {"loc": "lower left", "bbox_to_anchor": (0.0, 1.0), "borderaxespad": 0.0, "borderpad": 0.4}
     space = {"ncol": len(handles), "handlelength": 1.3, "handletextpad": 0.4, "columnspacing": 1.0}
-    axes.legend(handles=handles, fontsize=10, frameon=False, labelcolor=INK, **place, **space)
+    axes.legend(handles=handles, fontsize=10, frameon=False, labelcolor=INK, **position, **space)
 
 
 def _count(name: str, truth: NDArray[Any]) -> str:

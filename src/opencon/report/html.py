@@ -1,8 +1,8 @@
 """The report of a discovery: one HTML file that opens offline, for the person whose photos they are.
 
-File names and labels come from outside and may hold anything. Three walls keep them text: what Python writes goes
-through `as_html`, what the script shows comes from a JSON block and is set as text content, and a content security
-policy lets only our own script run, by its hash, and lets nothing be loaded.
+File names and labels come from outside and may hold anything. Three walls keep them text. Python writes them through
+`as_html`; the script reads them from a JSON block and sets them as text content; and a content security policy lets only our
+own script run, by its hash, and lets the page load nothing.
 
 Letters: M photos, C = S + new groups, S = num_seen. "Labeled" photos carry the user's label; the others were sorted.
 """
@@ -38,7 +38,7 @@ Ids = NDArray[np.int64]
 MAX_PICTURES = 1500  # ours, because the page then has about 6 MB
 MAX_PHOTOS = 10_000  # ours: names and dots beyond this make the page heavy and the map no clearer
 NUM_TYPICAL, NUM_UNSURE = 8, 4  # in a gallery; three rows of four on a phone
-UNCERTAIN = 0.5  # ours, because below it the other classes together are likelier than the one given
+UNCERTAIN = 0.5  # ours, because below it the other classes together are likelier than the chosen one
 MAP_UNITS = 10_000  # map positions are whole numbers up to this
 # On a dark page: Paul Tol's light scheme, made for color blindness as `figures.COLORS` is; without its olive, near pear.
 DARK_COLORS = ("#77aadd", "#ee8866", "#44bb99", "#eedd88", "#ffaabb", "#99ddff", "#dddddd", "#bbcc33")
@@ -48,16 +48,16 @@ DARK_COLORS = ("#77aadd", "#ee8866", "#44bb99", "#eedd88", "#ffaabb", "#99ddff",
 class ReportData:
     """All that the page shows."""
 
-    title: str  # whose photos; the page is called so
+    title: str  # of the page
     table: PhotoTable  # what the model says of each photo; M of them can be read
-    picture: Callable[[int], Image.Image | None]  # of a readable photo, by its number, of any size; None: none to show
+    picture: Callable[[int], Image.Image | None]  # of a readable photo, by its index, of any size; None: no picture
     novelty_threshold: float | None
     xy: ArrayLike  # (M, 2) positions on the map
     projection: str  # what made them, e.g. "t-SNE"
-    count: CountEstimate | None = None  # None: the number of classes was given
+    count: CountEstimate | None = None  # None: the user said how many
     next_steps: Sequence[tuple[str, str]] = ()  # (what it does, the command)
-    names_command: str = ""  # the command that reads names.csv; none: groups cannot be named here
-    names_for: str = ""  # of which discovery names.csv is
+    names_command: str = ""  # the command that reads names.csv; empty: groups cannot be named here
+    names_for: str = ""  # the discovery that names.csv belongs to
     facts: Mapping[str, object] = field(default_factory=dict)  # settings, versions, seconds: the footer
     accuracy: OpenWorldAccuracy | None = None  # where the truth is known
     accuracy_on: str = "the unlabeled photos"  # which photos it was measured on
@@ -74,7 +74,7 @@ class _Rows(NamedTuple):
     threshold: float | None
     xy: NDArray[np.float64]
     shown_as: Ids  # the user's label where there is one, else the model's class
-    is_free: NDArray[np.bool_]  # unlabeled: what the model sorted
+    is_free: NDArray[np.bool_]  # unlabeled: the model sorted it
     is_odd: NDArray[np.bool_]  # free, and unlike everything
     is_uncertain: NDArray[np.bool_]  # free, not odd, and the choice has less than an even chance
     is_doubtful: NDArray[np.bool_]  # labeled, but the model sees another class
@@ -109,8 +109,8 @@ def write_report(data: ReportData, path: Path) -> Path:
         "version": as_html(__version__),
         "data": as_json(_payload(data, rows, galleries, pictured, kept)),
     }
-    # One pass, so that nothing put in is looked through for further places to fill.
-    page = re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], template)
+    # One pass, so that inserted text is not searched for further placeholders.
+    page = re.sub(r"\{\{(\w+)\}\}", lambda placeholder: parts[placeholder[1]], template)
     return write_whole(path, lambda partial: partial.write_bytes(page.encode()))
 
 
@@ -186,11 +186,11 @@ def _problems(data: ReportData) -> str:
 
 
 def _shares(data: ReportData, rows: _Rows) -> str:
-    """A bar of the unlabeled photos, class by class; decoration, the headline says the same."""
+    """A bar of the unlabeled photos, class by class; it is decoration, because the headline says the same."""
     counts = np.bincount(rows.predicted[rows.is_free & ~rows.is_odd], minlength=len(data.table.class_names))
     at, bars = 0.0, []
     for c, count in enumerate(counts.tolist()):
-        wide = 1000 * count / max(int(rows.is_free.sum()), 1)  # what is unlike everything leaves a gap
+        wide = 1000 * count / max(int(rows.is_free.sum()), 1)  # photos unlike everything leave a gap at the end
         if count:
             kind = "seen" if c < data.table.num_seen else "novel"
             bars.append(f'<rect class="{kind}" x="{at:.1f}" width="{max(wide - 2, 0.5):.1f}" height="10"/>')
@@ -210,12 +210,14 @@ def _be(count: int) -> str:
 def _galleries(data: ReportData, rows: _Rows) -> list[dict[str, Any]]:
     """One gallery for each new group, each seen class, the outliers and the doubtful labels, as rows of photos."""
     galleries = []
-    room = MAX_PICTURES // max(len(data.table.class_names), 1)  # of many classes each shows fewer, at least one
+    room = MAX_PICTURES // max(
+        len(data.table.class_names), 1
+    )  # where classes are many, each shows fewer photos, but at least one
     num_typical, num_unsure = min(NUM_TYPICAL, max(room * 2 // 3, 1)), min(NUM_UNSURE, room // 3)
 
     def add(kind: str, c: int, members: Ids, labeled: Ids) -> None:
         if len(members) + len(labeled):
-            chosen = members if len(members) else labeled  # a class that was not found again shows what it was given
+            chosen = members if len(members) else labeled  # a class without a new member shows its labeled photos
             order = chosen[np.argsort(-rows.confidence[chosen], kind="stable")]
             typical, rest = order[:num_typical].tolist(), order[num_typical:].tolist()
             counts = {"found": len(members), "labeled": len(labeled)}
@@ -244,8 +246,8 @@ def _sample(galleries: list[dict[str, Any]], M: int) -> tuple[Ids, Ids]:
 def _payload(
     data: ReportData, rows: _Rows, galleries: list[dict[str, Any]], pictured: Ids, kept: Ids
 ) -> dict[str, Any]:
-    """What the script works with; photos are numbered by their place in `kept`."""
-    place = {int(row): i for i, row in enumerate(kept)}
+    """The data of the script; photos are numbered by their position in `kept`."""
+    position = {int(row): i for i, row in enumerate(kept)}
     spread = rows.xy - rows.xy.min(axis=0)
     xy = np.rint(spread * (MAP_UNITS / (float(spread.max()) or 1.0))).astype(np.int64)  # (M, 2)
     return {
@@ -257,7 +259,7 @@ def _payload(
         "dark_colors": DARK_COLORS,
         "classes": [readable(name) for name in data.table.class_names],
         "galleries": [
-            g | {part: [place[row] for row in g[part] if row in place] for part in ("typical", "unsure")}
+            g | {part: [position[row] for row in g[part] if row in position] for part in ("typical", "unsure")}
             for g in galleries
         ],
         "size": xy.max(axis=0).tolist(),
@@ -271,7 +273,7 @@ def _payload(
             "x": xy[kept, 0].tolist(),
             "y": xy[kept, 1].tolist(),
         },
-        "pictures": {place[int(row)]: as_jpeg(partial(data.picture, int(row))) for row in pictured},
+        "pictures": {position[int(row)]: as_jpeg(partial(data.picture, int(row))) for row in pictured},
     }
 
 

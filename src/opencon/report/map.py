@@ -1,4 +1,4 @@
-"""Where each photo goes on the map of a report.
+"""Positions of the photos on the map of a report.
 
 Letters: n photos, D embedding size.
 """
@@ -12,23 +12,23 @@ from numpy.typing import NDArray
 
 from opencon.report.figures import Points, project
 
-MAPPED = 1500  # photos placed by t-SNE, which takes minutes for many; the others go beside their nearest of these
-NEAREST = 3  # sampled photos whose mean place another photo takes; ours
+MAPPED = 1500  # photos that t-SNE positions, ours: it takes minutes for many; the others go beside the nearest of these
+NEAREST = 3  # sampled photos whose mean position another photo takes; ours
 
 
 def map_positions(z: NDArray[Any], *, seed: int) -> tuple[str, Points]:
-    """(n, D) -> the projection's name and (n, 2). Beyond `MAPPED` rows, a sample is projected and the others placed beside.
+    """(n, D) -> the name of the projection and (n, 2). Beyond `MAPPED` rows, only a sample is projected.
 
-    A row goes to the mean place of its nearest sampled rows, so the cost grows with n, not with its square.
+    Every other row goes to the mean position of its nearest sampled rows, so the cost grows with n, not with its square.
     """
     every = -(-len(z) // MAPPED)
     sample = z[::every]
-    name, placed = project(sample, seed=seed)
+    name, projected = project(sample, seed=seed)
     if every == 1:
-        return name, placed
+        return name, projected
     nearest = np.concatenate([np.argpartition(-(part @ sample.T), NEAREST, axis=1)[:, :NEAREST] for part in _parts(z)])
-    xy = placed[nearest].mean(axis=1)
-    xy[::every] = placed
+    xy = projected[nearest].mean(axis=1)
+    xy[::every] = projected
     return f"{name} of {len(sample):,} photos, the others beside their nearest", xy
 
 

@@ -1,7 +1,7 @@
 """Look-alikes of the figures in the OpenCon paper, and the confusion matrix, for a run whose truth is known.
 
     class_figure      figures 2 and 5: the embedding of 10 or 20 classes, half of them seen, by UMAP
-    novelty_figure    figure 4: the novelty score of seen and of novel images, and what is mistaken
+    novelty_figure    figure 4: the novelty score of seen and of novel images, and the mistakes
     confusion_figure  ours: which classes are taken for which, once groups have names
 
 Each is one PNG whose size follows its words, so that long class names fit. Letters: M images, D embedding size,
@@ -63,8 +63,8 @@ def class_figure(
         class_names: one name for each true class, by number.
         title: a line above.
         path: where the PNG goes; its folder must exist.
-        classes: which true classes; None: ten, as `choose_classes` takes them.
-        projection: "umap" as in the paper, or one of `figures.project`, which also steps in without umap-learn.
+        classes: which true classes; None: ten, by `choose_classes`.
+        projection: "umap" as in the paper, or one of `figures.project`, which is also used without umap-learn.
         seed: of the projection.
     """
     z, truth = np.asarray(z, dtype=np.float64), np.asarray(truth)
@@ -88,25 +88,26 @@ def class_figure(
     axes.margins(0.03)
     figure.text(0.02, 0.95, title, fontsize=14, fontweight="bold", color=INK)
     figure.text(0.02, 0.91, f"Embedding, colored by true class ({how})", fontsize=11, color=INK)
-    marks = list(zip(axes.get_legend_handles_labels()[0], chosen, strict=True))
+    handles = list(zip(axes.get_legend_handles_labels()[0], chosen, strict=True))
+    _class_legends(figure, handles, num_seen, marker_scale=(40 / area) ** 0.5)
+    return save_png(figure, path, bbox_inches="tight", pad_inches=0.15)
+
+
+def _class_legends(figure: Any, handles: list[tuple[Any, int]], num_seen: int, *, marker_scale: float) -> None:
+    """Name the classes beside the picture: the seen ones, then the novel ones below. `handles` are (mark, class)."""
     kinds = (
-        ("seen", SEEN, [m for m, c in marks if c < num_seen]),
-        ("novel", NOVEL, [m for m, c in marks if c >= num_seen]),
+        ("seen", SEEN, [mark for mark, c in handles if c < num_seen]),
+        ("novel", NOVEL, [mark for mark, c in handles if c >= num_seen]),
     )
     top = 0.9
-    for name, color, inside in kinds:
-        if inside:
-            place = {
-                "loc": "upper left",
-                "bbox_to_anchor": (1.0, top),
-                "alignment": "left",
-                "markerscale": (40 / area) ** 0.5,
-            }
-            block = figure.legend(handles=inside, title=name, fontsize=10, frameon=False, labelcolor=INK, **place)
+    for name, color, marks in kinds:
+        if marks:
+            position = {"loc": "upper left", "bbox_to_anchor": (1.0, top), "alignment": "left"}
+            style = {"fontsize": 10, "frameon": False, "labelcolor": INK, "markerscale": marker_scale}
+            block = figure.legend(handles=marks, title=name, **position, **style)
             block.get_title().set(color=color, fontweight="bold", fontsize=11)
             figure.draw_without_rendering()
             top = block.get_window_extent().transformed(figure.transFigure.inverted()).y0  # the next goes below
-    return save_png(figure, path, bbox_inches="tight", pad_inches=0.15)
 
 
 def choose_classes(truth: ArrayLike, num_seen: int, *, number: int = 10) -> list[int]:
@@ -160,8 +161,8 @@ def confusion(predicted: ArrayLike, truth: ArrayLike) -> tuple[NDArray[np.int64]
     """Counts of (true class, group), the classes of the rows and of the columns, once groups are named by `match`.
 
     Rows are the true classes in order. Columns are the groups in the order of the classes they are matched to, then
-    those without a match, as -1; a class no group is matched to has an empty column, so that the diagonal is what is
-    right and its sum over all counts is the accuracy "all".
+    those without a match, as -1; a class without a group has an empty column. So the diagonal holds what is right, and
+    its sum over all counts is the accuracy "all".
     """
     predicted, truth = np.asarray(predicted), np.asarray(truth)
     naming = match(predicted, truth)
@@ -179,7 +180,7 @@ def confusion_figure(
     """Draw which share of each true class went where, with the seen and the novel block marked.
 
     Args:
-        predicted: (M,) classes or groups given by the model.
+        predicted: (M,) classes or groups from the model.
         truth: (M,) true classes; below `num_seen` they are seen.
         num_seen: see `truth`.
         class_names: one name for each true class, by number.
@@ -245,7 +246,7 @@ def _name_axes(axes: Any, classes: list[int], columns: list[int], class_names: S
 
 
 def _project(z: Points, projection: Projection | Literal["umap"], seed: int) -> tuple[str, Points]:
-    """UMAP where it is asked for and installed and has enough images; else `figures.project`, and says so."""
+    """UMAP if it is asked for, installed, and has enough images; else `figures.project`. The name says which."""
     if projection != "umap":
         return project(z, projection=projection, seed=seed)
     try:
@@ -253,7 +254,7 @@ def _project(z: Points, projection: Projection | Literal["umap"], seed: int) -> 
     except ImportError:
         name, xy = project(z, seed=seed)
         return f"{name}; umap-learn is not installed", xy
-    if len(z) < 4:  # its spectral start needs more rows than dimensions plus one
+    if len(z) < 4:  # its spectral start needs more rows than that
         return project(z, projection="pca")
     neighbors = min(15, len(z) - 1)  # 15: its own default; it needs fewer than there are images
     points = umap.UMAP(n_neighbors=neighbors, random_state=seed, n_jobs=1).fit_transform(z.astype(np.float32))

@@ -1,13 +1,13 @@
-"""What a model says of photos, as one table: assignments.csv, JSON lines, the page and Python all come from it.
+"""What a model says about photos, as one table: assignments.csv, JSON lines, the page and Python all come from it.
 
 file               as it was listed
-predicted          name of the class or group; empty for what is unlike everything, or cannot be read
+predicted          name of the class or group; empty for a photo that is unlike everything, or cannot be read
 kind               seen, new, or empty
-confidence         of the class or group that is nearest, in [0, 1]
+confidence         in the nearest class or group, in [0, 1]
 novelty            larger is less like the seen classes
 unlike_everything  yes or no
 given              the label it came with
-nearest            the most similar examples, between vertical bars
+nearest            the most similar examples, separated by vertical bars
 error              why it cannot be read
 """
 
@@ -26,26 +26,26 @@ from typing import Any, Literal, overload
 from opencon.errors import MissingExtraError
 
 COLUMNS = ("file", "predicted", "kind", "confidence", "novelty", "unlike_everything", "given", "nearest", "error")
-MOST_SHOWN = 10  # rows that a notebook shows, ours: the first few say what a table is like
+MOST_SHOWN = 10  # rows that a notebook shows, ours: the first few show what a table is like
 
 
 @dataclass(frozen=True, kw_only=True)
 class PhotoRow:
-    """What the model says of one photo."""
+    """What the model says about one photo."""
 
     file: str
     closest: str | None  # name of the nearest class or group; None for a photo that cannot be read
     kind: Literal["seen", "new"] | None  # of the prediction; None where there is none
     confidence: float | None  # in [0, 1], that `closest` is right; None for a photo that cannot be read
     novelty: float | None  # larger is newer; None for a photo that cannot be read
-    unlike_everything: bool  # unlike every class and group
+    unlike_everything: bool  # whether it resembles no class and no group
     given: str | None = None  # the label it came with
     nearest: tuple[str, ...] = ()  # the most similar examples that the model keeps, nearest first
     error: str | None = None  # why the photo cannot be read
 
     @classmethod
     def unread(cls, file: str, error: str, given: str | None = None) -> PhotoRow:
-        """Of a photo that cannot be read."""
+        """The row of a photo that cannot be read."""
         return cls(
             file=file,
             closest=None,
@@ -59,7 +59,7 @@ class PhotoRow:
 
     @property
     def predicted(self) -> str | None:
-        """Name of the class or group; None for what is unlike everything, or cannot be read."""
+        """Name of the class or group; None for a photo that is unlike everything, or cannot be read."""
         return None if self.unlike_everything else self.closest
 
     def record(self) -> dict[str, Any]:
@@ -116,9 +116,9 @@ class PhotoTable(Sequence[PhotoRow]):
 
     @cached_property
     def groups(self) -> list[Group]:
-        """Every class and group with its number of unlabeled photos; what is unlike everything belongs to none."""
+        """Every class and group with its number of unlabeled photos; photos unlike everything belong to none."""
         sizes = Counter(row.predicted for row in self.unlabeled)
-        names = dict.fromkeys(self.class_names)  # those called alike count as one
+        names = dict.fromkeys(self.class_names)  # those with the same name count as one
         seen = set(self.class_names[: self.num_seen])
         return [Group(name, "seen" if name in seen else "new", sizes[name]) for name in names]
 
