@@ -60,7 +60,7 @@ def discover(
         labels: a table path,label for the photos in `folder`; an empty label is none.
         manifest: a table path,label of all photos, paths relative to it.
         novel: how many new groups to look for; None: as many as there seem to be.
-        encoder: efficientnet_lite0, timm:NAME, or the folder of a run of ours.
+        encoder: efficientnet_lite0, timm:NAME, or the folder of a run of `train`.
         size: side in pixels at which the encoder sees a photo; None: 224, or 128 for small photos.
         steps: steps of training a head on the features first. They gain nothing that can be measured.
         views: random views of each photo for the steps; None: 4 where there are steps.

@@ -44,7 +44,7 @@ class DataConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class SplitConfig:
-    """Which classes the learner is told about, and how much of them."""
+    """Which classes have labels, and how many of their images."""
 
     num_seen: int  # classes that have labels: the first ones in class order
     num_classes: int | None = None  # classes to look for, seen + novel; None: as many as the data has

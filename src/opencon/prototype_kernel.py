@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-AT_ONCE = 256  # labels looked at together: eight for each thread of a program
+AT_ONCE = 256  # labels loaded together: eight for each thread of a program
 
 
 # Triton compiles the signature too: its arguments cannot carry type hints.

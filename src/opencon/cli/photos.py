@@ -41,7 +41,7 @@ Manifest = Annotated[
     Path | None, typer.Option("--manifest", help="A table path,label of all photos, paths relative to it.")
 ]
 Encoder = Annotated[
-    str, typer.Option("--encoder", help="efficientnet_lite0, timm:NAME, or the folder of a run of ours.")
+    str, typer.Option("--encoder", help="efficientnet_lite0, timm:NAME, or the folder of a run of `opencon train`.")
 ]
 Size = Annotated[
     int | None, typer.Option("--size", help="Side in pixels at which the encoder sees a photo; default: 224, or 128.")

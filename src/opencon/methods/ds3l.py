@@ -107,7 +107,7 @@ class DS3L(Method[DS3LConfig]):
 
         L(theta, phi) = CE(labeled; theta) + weight * sum_i w_i mean_c (p_c(x'_i; theta) - p_c(x_i))^2 / sum_i w_i
 
-        theta moves down L, for phi as it is;
+        theta moves down L, for the present phi;
         phi moves down CE(labeled; theta - inner_lr * gradient of L in theta), the loss after a look ahead.
 
     No gradient reaches theta through p(x_i), neither as target nor in w_i. Adam moves phi after the step.

@@ -66,7 +66,7 @@ def swapped_cross_entropy(student: Tensor, teacher: Tensor) -> Tensor:
 def missing_entropy(logits: Tensor) -> Tensor:
     """log C - H(p) of the mean prediction p = mean_i softmax(logits_i): 0 where all classes are equally likely.
 
-    By way of logarithms, so that a class that nobody chooses has a finite gradient.
+    Computed in logarithms, so that a class that no image chooses has a finite gradient.
     """
     log_p = logits.log_softmax(dim=1).logsumexp(dim=0) - math.log(len(logits))  # (C,)
     return (log_p.exp() * log_p).sum() + math.log(logits.shape[1])

@@ -33,7 +33,7 @@ def fit(
 ) -> None:
     """Train `method` in place, from `first_epoch` to the end. Everything slow or optional happens in the callbacks."""
     step = TrainStep(method, optimizer, loader, scaler, compiled=config.compile)
-    # A gradient scaler decides on the host whether to step; nothing else of ours does.
+    # A gradient scaler decides on the host whether to step; nothing else does.
     captured = config.capture and step.device.type == "cuda" and method.reads_nothing and not scaler.is_enabled()
     advance: Callable[[], None] = Captured(step) if captured else step
     for epoch in range(first_epoch, config.epochs):
@@ -77,7 +77,7 @@ class TrainStep:
         self.total = self.first_bad = torch.empty(0)  # (terms,) sums; first step at which a term was not finite, or -1
 
     def start_epoch(self, draws: Draws) -> None:
-        """Take the random numbers of an epoch into fixed tensors, and start counting and summing anew."""
+        """Take the random numbers of an epoch into fixed tensors, and reset the counts and sums."""
         if self.draws is None:
             self.draws = draws
         else:
