@@ -23,6 +23,7 @@ from __future__ import annotations
 import argparse
 import datetime
 import importlib.metadata
+import inspect
 import json
 import os
 import statistics
@@ -38,6 +39,7 @@ from opencon.runtime import environment
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
+SOURCE = Path(inspect.getfile(environment)).resolve()
 HARDWARE, VERSIONS = ("device", "cpu", "threads", "platform"), ("opencon", "python", "torch")
 PACKAGES = ("numpy", "scikit-learn", "faiss-cpu")  # what some benchmarks compare with
 
@@ -120,14 +122,16 @@ def kind(run: dict[str, Any]) -> tuple[str, str]:
 
 
 def checkout() -> tuple[str, list[str]]:
-    """The commit, and what differs from it: changed and untracked files, but for the record itself."""
+    """The commit, and what differs from it: changed and untracked files but for the record, and a package from elsewhere."""
 
     def git(*words: str) -> str:
         return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=True).stdout
 
+    elsewhere = [] if SOURCE.is_relative_to(ROOT) else [f"opencon is imported from {SOURCE.parent}"]
     try:
         status = git("status", "--porcelain", "--", ".", ":(exclude)benchmarks/results")
-        return git("rev-parse", "--short", "HEAD").strip(), [line.strip() for line in status.splitlines()]
+        changes = [line.strip() for line in status.splitlines()]
+        return git("rev-parse", "--short", "HEAD").strip(), [*changes, *elsewhere]
     except (OSError, subprocess.CalledProcessError):
         return "unknown", ["no git checkout"]
 

@@ -143,6 +143,7 @@ def test_what_a_checkout_counts_as_changed(monkeypatch, tmp_path):
     import measure
 
     monkeypatch.setattr(measure, "ROOT", tmp_path)
+    monkeypatch.setattr(measure, "SOURCE", tmp_path / "src/opencon/runtime.py")
     assert measure.checkout() == ("unknown", ["no git checkout"])
 
     def git(*words):
@@ -163,3 +164,5 @@ def test_what_a_checkout_counts_as_changed(monkeypatch, tmp_path):
     (tmp_path / "new.py").write_text("2")
     (tmp_path / "code.py").write_text("2")
     assert sorted(measure.checkout()[1]) == ["?? new.py", "M code.py"]
+    monkeypatch.setattr(measure, "SOURCE", Path("/elsewhere/opencon/runtime.py"))
+    assert measure.checkout()[1][-1] == "opencon is imported from /elsewhere/opencon"
