@@ -93,12 +93,13 @@ def difference(some: list[float], others: list[float]) -> str:
 
 
 def method_rows(claim: str) -> list[dict[str, Any]]:
-    """A row for each method that has finished, best first, with its epochs."""
-    rows = []
+    """A row for each method that has finished, of its last run, best first, with its epochs."""
+    rows = {}
     for one in runs(claim):
         for row in (row for section in one["numbers"]["table"] for row in section["rows"]):
-            rows.append(row | {"epochs": one["numbers"]["runs"][f"{row['name']}-{row['seeds'][0]}"]["epochs_done"]})
-    return sorted(rows, key=lambda row: -row["all"]["mean"])
+            epochs = one["numbers"]["runs"][f"{row['name']}-{row['seeds'][0]}"]["epochs_done"]
+            rows[row["name"]] = row | {"epochs": epochs}
+    return sorted(rows.values(), key=lambda row: -row["all"]["mean"])
 
 
 def seconds_alone() -> dict[str, float]:
