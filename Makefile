@@ -25,15 +25,15 @@ lint: .venv/ready
 types: .venv/ready
 	$(BIN)/mypy
 
-# What a CPU can measure, about half an hour; QUICK=--quick tries every script in minutes (into another OPENCON_RESULTS).
+# What a CPU can measure, about half an hour, of a clean commit; QUICK=--quick tries every script in minutes and records nothing.
 BENCH := digits loss_memory kmeans cpu_step growth features worker_path class_count openworld photos_scale
 bench: .venv/ready
-	set -e; for name in $(BENCH); do echo "== $$name"; $(BIN)/python benchmarks/$$name.py $(QUICK); done
+	set -e; for name in $(BENCH); do echo "== $$name"; $(BIN)/python benchmarks/$$name.py --replace $(QUICK); done
 	$(BIN)/python benchmarks/page.py
 
 # Every method on the digits with five seeds, about half an hour.
 bench-methods: .venv/ready
-	$(BIN)/python benchmarks/methods.py digits --seeds 5 --pretrain --parallel 2 $(QUICK)
+	$(BIN)/python benchmarks/methods.py digits --seeds 5 --pretrain --parallel 2 --replace $(QUICK)
 
 clean:
 	rm -rf .venv build src/*.egg-info
