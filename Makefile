@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-slow test-gpu lint types bench bench-methods clean
+.PHONY: demo test test-slow test-gpu lint types docs bench bench-methods clean
 
 demo: .venv/ready
 	rm -rf runs/demo
@@ -24,6 +24,10 @@ lint: .venv/ready
 
 types: .venv/ready
 	$(BIN)/mypy
+
+# The documentation as a site, build/site. Strict: a dead link or an unknown name is an error.
+docs: .venv/ready
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 # What a CPU can measure, about half an hour, of a clean commit; QUICK=--quick tries every script in minutes and records nothing.
 BENCH := digits loss_memory kmeans cpu_step growth features worker_path class_count openworld photos_scale
