@@ -22,7 +22,7 @@ from sklearn.datasets import load_digits
 from torch import Tensor
 
 from measure import Benchmark
-from opencon.anchor_count import COUNTERS
+from opencon.counting import COUNTERS
 from opencon.runtime import generator
 
 CPU = torch.device("cpu")

@@ -29,9 +29,9 @@ from opencon.config import AugmentConfig
 from opencon.data.augment import Augment
 from opencon.experiments.recipes import get_recipe
 from opencon.experiments.run import Workbench, build_loader, prepare
-from opencon.optim import build_optimizer
 from opencon.runtime import generator
-from opencon.trainer import TrainStep
+from opencon.training.optimizer import build_optimizer
+from opencon.training.trainer import TrainStep
 
 CPU = torch.device("cpu")
 

@@ -23,9 +23,9 @@ from opencon.config import with_settings
 from opencon.data.benchmarks import load_dataset
 from opencon.experiments.recipes import get_recipe
 from opencon.experiments.run import MEASURED_STEPS, assemble, build_loader
-from opencon.optim import build_optimizer
 from opencon.runtime import pick_device
-from opencon.trainer import fit
+from opencon.training.optimizer import build_optimizer
+from opencon.training.trainer import fit
 
 # Kernels by what they do; the first pattern that a name contains counts.
 KINDS = {

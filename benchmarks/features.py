@@ -25,9 +25,9 @@ from sklearn.datasets import load_sample_images
 
 from measure import Benchmark
 from opencon import features
-from opencon.data.feature_cache import FeatureCache
 from opencon.encoders.pretrained import open_encoder
-from opencon.features import Extractor, FeatureSettings, Part, Reader, photo_features
+from opencon.photos.cache import FeatureCache
+from opencon.photos.features import Extractor, FeatureSettings, Part, Reader, photo_features
 from opencon.runtime import pick_device
 
 PHOTO = (500, 375)

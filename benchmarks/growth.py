@@ -20,9 +20,9 @@ from opencon.cli.base import keep_memory
 from opencon.config import with_settings
 from opencon.experiments.recipes import get_recipe
 from opencon.experiments.run import assemble, build_loader
-from opencon.optim import build_optimizer
 from opencon.runtime import pick_device
-from opencon.trainer import Captured, TrainStep
+from opencon.training.optimizer import build_optimizer
+from opencon.training.trainer import Captured, TrainStep
 
 BATCHES, CLASSES, IMAGES = (128, 256, 512, 1024, 2048), (10, 100, 1000), (5_000, 20_000, 50_000)
 

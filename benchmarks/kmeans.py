@@ -28,7 +28,7 @@ from threadpoolctl import threadpool_limits
 from torch import Tensor
 
 from measure import Benchmark
-from opencon.cluster import inertia, kmeans, nearest
+from opencon.cluster.kmeans import inertia, kmeans, nearest
 from opencon.runtime import generator, pick_device
 
 MAX_ITERATIONS = 300  # scikit-learn's default; no start here needs as many

@@ -29,11 +29,11 @@ from sklearn.semi_supervised import LabelSpreading, SelfTrainingClassifier
 from torch import Tensor
 
 from measure import Benchmark, spread
-from opencon.cluster import kmeans
+from opencon.cluster.kmeans import kmeans
 from opencon.config import SplitConfig
 from opencon.data.split import make_split
 from opencon.metrics import open_world_accuracy
-from opencon.openworld import OpenWorldConfig, fit_features
+from opencon.openworld.fit import OpenWorldConfig, fit_features
 from opencon.runtime import generator
 
 CPU = torch.device("cpu")
@@ -70,7 +70,7 @@ def cifar(path: Path, seed: int) -> Problem:
 
 
 def photos(folder: Path) -> Problem:
-    from opencon.features import FeatureSettings, photo_features
+    from opencon.photos.features import FeatureSettings, photo_features
 
     with (folder / "truth.csv").open() as file:
         truth = {row["file"]: row["class"] for row in csv.DictReader(file)}

@@ -19,11 +19,11 @@ import torch.nn.functional as F
 from sklearn.cluster import KMeans
 
 from measure import Benchmark, spread
-from opencon.data.photos import from_two_folders, read_truth
-from opencon.discover import DiscoverConfig, discover, settled
-from opencon.features import FeatureSettings, photo_features
 from opencon.metrics import open_world_accuracy
-from opencon.openworld import OpenWorldConfig
+from opencon.openworld.fit import OpenWorldConfig
+from opencon.photos.discover import DiscoverConfig, discover, settled
+from opencon.photos.features import FeatureSettings, photo_features
+from opencon.photos.listing import from_two_folders, read_truth
 
 CPU = torch.device("cpu")
 

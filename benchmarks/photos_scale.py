@@ -19,10 +19,10 @@ from PIL import Image
 from sklearn.datasets import load_sample_images
 
 from measure import Benchmark
-from opencon.data.photos import from_two_folders
-from opencon.discover import DiscoverConfig, discover, settled
-from opencon.features import FeatureSettings
-from opencon.openworld import OpenWorldConfig, fit_features
+from opencon.openworld.fit import OpenWorldConfig, fit_features
+from opencon.photos.discover import DiscoverConfig, discover, settled
+from opencon.photos.features import FeatureSettings
+from opencon.photos.listing import from_two_folders
 
 CPU = torch.device("cpu")
 CLASSES, SEEN, LABELS = 20, 10, 20

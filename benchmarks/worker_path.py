@@ -43,9 +43,9 @@ from opencon.data.sources import _decode, load_listing
 from opencon.data.streaming import PIECE, StreamedImages, usable_cores
 from opencon.experiments.recipes import get_recipe
 from opencon.experiments.run import assemble, build_loader
-from opencon.optim import build_optimizer
 from opencon.runtime import pick_device
-from opencon.trainer import fit
+from opencon.training.optimizer import build_optimizer
+from opencon.training.trainer import fit
 
 NUM_CLASSES = 4
 IMAGENET = 1_281_167  # training images of ImageNet-1k
