@@ -11,7 +11,7 @@ from torch import nn
 from opencon.config import EncoderConfig
 from opencon.encoders import ENCODERS, INSTALLED, build_embedder
 from opencon.encoders import efficientnet_lite as lite
-from opencon.encoders.efficientnet_lite import EfficientNetLite0, FoldedConv, SameConv, conv_norm, same_padding
+from opencon.encoders.efficientnet_lite import EfficientNetLite0, FoldedSameConv, SameConv, conv_norm, same_padding
 from opencon.errors import ConfigError, DataError
 from opencon.runtime import seeded
 
@@ -178,7 +178,7 @@ def test_one_folded_convolution(fused, kernel, stride, side, clip):
     with torch.no_grad():
         want = part(x)
         assert not clip or (want.min() == 0 and want.max() == 6)  # both bounds are reached
-        folded = FoldedConv.of(part, torch.float32)
+        folded = FoldedSameConv.of(part, torch.float32)
         torch.testing.assert_close(folded(x), want, rtol=1e-4, atol=1e-4)
         if not clip:
             shortcut = torch.randn_like(want)
