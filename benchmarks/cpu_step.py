@@ -29,7 +29,7 @@ from opencon.cli.base import keep_memory
 from opencon.config import AugmentConfig
 from opencon.data.augment import Augment
 from opencon.experiments.recipes import get_recipe
-from opencon.experiments.run import Workbench, build_loader, prepare
+from opencon.experiments.workbench import Workbench, build_loader, prepare
 from opencon.optim import build_optimizer
 from opencon.runtime import generator
 from opencon.trainer import TrainStep

@@ -22,7 +22,8 @@ from opencon.config import with_settings
 from opencon.data.benchmarks import DATASETS, Dataset, load_dataset
 from opencon.data.sources import ImageSet
 from opencon.experiments.recipes import get_recipe
-from opencon.experiments.run import MEASURED_STEPS, assemble, build_loader
+from opencon.experiments.train import MEASURED_STEPS
+from opencon.experiments.workbench import assemble, build_loader
 from opencon.optim import build_optimizer
 from opencon.runtime import pick_device
 from opencon.trainer import fit

@@ -14,7 +14,7 @@ from opencon.data import augment as module
 from opencon.data.augment import Augment
 from opencon.encoders.base import Encoder
 from opencon.experiments.recipes import get_recipe
-from opencon.experiments.run import build_loader, prepare
+from opencon.experiments.workbench import build_loader, prepare
 
 
 def test_kernels_equal_their_plain_forms_on_the_interpreter():

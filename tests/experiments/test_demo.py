@@ -10,12 +10,13 @@ import pytest
 import torch
 
 import opencon.experiments.demo as demo_module
-import opencon.experiments.run as run_module
+import opencon.experiments.evaluate as evaluate_module
 from opencon.config import with_settings
 from opencon.errors import OpenConError, RunError
 from opencon.experiments.demo import Group, discovered, pixel_kmeans, run_demo
 from opencon.experiments.recipes import get_recipe
-from opencon.experiments.run import Callbacks, open_run
+from opencon.experiments.train import Callbacks
+from opencon.experiments.workbench import open_run
 from opencon.methods import Assignment
 from opencon.metrics import open_world_accuracy
 
@@ -30,7 +31,7 @@ def short_recipe(name):
 def short(monkeypatch):
     """Two epochs, and few enough images in the picture for a quick projection."""
     monkeypatch.setattr(demo_module, "get_recipe", short_recipe)
-    monkeypatch.setattr(run_module, "MOST_DRAWN", 20)
+    monkeypatch.setattr(evaluate_module, "MOST_DRAWN", 20)
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +41,7 @@ def shown(tmp_path_factory):
     records = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(demo_module, "get_recipe", short_recipe)
-        patch.setattr(run_module, "MOST_DRAWN", 20)
+        patch.setattr(evaluate_module, "MOST_DRAWN", 20)
         outcome = run_demo(out, CPU, callbacks=Callbacks(epoch_done=records.append))
     return SimpleNamespace(out=out, outcome=outcome, records=records)
 

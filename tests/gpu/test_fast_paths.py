@@ -11,10 +11,12 @@ from opencon.data.augment import Augment
 from opencon.data.benchmarks import DATASETS, Dataset
 from opencon.data.sources import ImageSet
 from opencon.encoders import ENCODERS
-from opencon.experiments import run
+from opencon.experiments import train as train_module
 from opencon.experiments.recipes import get_recipe
-from opencon.experiments.run import Callbacks, assemble, build_loader, prepare
+from opencon.experiments.train import Callbacks, train
+from opencon.experiments.workbench import assemble, build_loader, prepare
 from opencon.optim import build_optimizer
+from opencon.runs import RunFolder
 from opencon.runtime import seeded
 from opencon.trainer import fit
 from tests.kernel_check import (
@@ -189,7 +191,7 @@ def test_fused_captured_and_compiled_equals_plain():
 def test_a_resumed_run_obeys_the_milestone_in_its_graph(tmp_path, monkeypatch):
     """The rate lives on the device, where the recorded step reads it; a restored one must not replace it."""
     made = []
-    monkeypatch.setattr(run, "build_optimizer", lambda *args: made.append(build_optimizer(*args)) or made[-1])
+    monkeypatch.setattr(train_module, "build_optimizer", lambda *args: made.append(build_optimizer(*args)) or made[-1])
     settings = ["train.epochs=6", "train.schedule=step", "train.milestones=[4]", "train.lr=0.1", "method.ramp_epochs=2"]
     config = with_settings(get_recipe("digits"), settings)
 
@@ -198,13 +200,13 @@ def test_a_resumed_run_obeys_the_milestone_in_its_graph(tmp_path, monkeypatch):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run.train(config, tmp_path / "run", CUDA, callbacks=Callbacks(epoch_done=stop))
-    run.train(config, tmp_path / "run", CUDA)
+        train(config, tmp_path / "run", CUDA, callbacks=Callbacks(epoch_done=stop))
+    train(config, tmp_path / "run", CUDA)
     rate = made[-1].param_groups[0]["lr"]
     assert rate.is_cuda
     assert rate.item() == pytest.approx(0.01)
-    whole = run.train(config, tmp_path / "whole", CUDA)
-    resumed = run.RunFolder.open_for_reading(tmp_path / "run").read_metrics()[-1]
+    whole = train(config, tmp_path / "whole", CUDA)
+    resumed = RunFolder.open_for_reading(tmp_path / "run").read_metrics()[-1]
     assert resumed["loss"] == pytest.approx(whole["loss"], rel=3e-2)
 
 

@@ -11,7 +11,7 @@ from torch import nn
 from opencon.config import AugmentConfig, DataConfig, EncoderConfig, RunConfig, SplitConfig, TrainConfig
 from opencon.data.loader import TwoStreamLoader
 from opencon.data.streaming import SLOTS, StreamedImages
-from opencon.experiments.run import build_loader, prepare
+from opencon.experiments.workbench import build_loader, prepare
 from opencon.methods import Method, OpenConConfig, StepOutput
 from opencon.optim import build_optimizer
 from opencon.trainer import fit

@@ -13,8 +13,10 @@ from PIL import Image
 
 from opencon.cluster import cluster_and_name
 from opencon.errors import MissingExtraError
+from opencon.experiments.evaluate import draw
 from opencon.experiments.recipes import get_recipe
-from opencon.experiments.run import Callbacks, Workbench, draw, open_run, train
+from opencon.experiments.train import Callbacks, train
+from opencon.experiments.workbench import Workbench, open_run
 from opencon.methods import Assignment, FeatureBank
 from opencon.metrics import OpenWorldAccuracy, evaluate
 from opencon.report.html import ReportData, write_report
