@@ -60,8 +60,7 @@ def test_others_have_none(monkeypatch, other):
     assert not chosen(monkeypatch, **other)
 
 
-@pytest.mark.parametrize("kernels", [True, False])
-@pytest.mark.parametrize("compiles", [True, False])
+@pytest.mark.parametrize(("kernels", "compiles"), [(True, False), (False, True)])
 def test_settings_reach_the_views(monkeypatch, kernels, compiles):
     compiled = []
     monkeypatch.setattr(torch, "compile", lambda function: compiled.append(function.__name__) or function)

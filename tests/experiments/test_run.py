@@ -454,8 +454,8 @@ def test_without_epochs_no_batch_has_to_be_filled():
         config = replace(FROZEN, method=method)
         plan(with_settings(config, ["train.batch_size=2000"]))
         plan(with_settings(config, ["train.batch_size=2"]))
-        with pytest.raises(ConfigError, match=r"train.batch_size = 2000"):
-            plan(replace(small("train.batch_size=2000"), method=SimCLRConfig()))
+    with pytest.raises(ConfigError, match=r"train.batch_size = 2000"):
+        plan(replace(small("train.batch_size=2000"), method=SimCLRConfig()))
 
 
 def test_tensorboard_logs_beside_the_run(tmp_path):
