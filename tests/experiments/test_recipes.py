@@ -324,7 +324,7 @@ def test_a_weak_view_is_not_changed_without_the_strong_one(tmp_path):
 
 
 def test_methods_and_data_sets_are_not_mixed_up():
-    with pytest.raises(ConfigError, match=r"orca is a method\. On which data\? For example orca/digits"):
+    with pytest.raises(ConfigError, match=r"orca is a method\. Add a data set: orca/digits, for example"):
         get_recipe("orca")
     with pytest.raises(ConfigError, match="Did you mean 'orca/digits'"):
         get_recipe("digits/orca")

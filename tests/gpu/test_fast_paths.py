@@ -88,8 +88,9 @@ def test_fused_training_equals_the_plain_passes(name, monkeypatch):
         (features * torch.randn(features.shape, generator=torch.Generator().manual_seed(1)).to(CUDA)).sum().backward()
         return [features.detach(), *encoder.buffers()], [p.grad for p in encoder.parameters()]
 
-    def errors(found, truth):
-        return [float((a.double() - b.double()).norm() / b.double().norm()) for a, b in zip(found, truth, strict=True)]
+    def errors(results, truth):
+        pairs = [(a.double(), b.double()) for a, b in zip(results, truth, strict=True)]
+        return [float((a - b).norm() / b.norm()) for a, b in pairs]
 
     (values, grads), (fused_values, fused_grads) = passed(fuses=False), passed(fuses=True)
     assert max(errors(fused_values, values)) < 1e-3
@@ -177,9 +178,8 @@ def test_folded_captured_and_compiled_equals_plain():
 
 def test_fused_captured_and_compiled_equals_plain():
     off = ["train.compile=false", "train.capture=false", "train.kernels=false"]
-    slow = (
-        "train.lr=0.002"  # rounding then moves losses by 2e-4 and 6e-4, an encoder that learns nothing by 1e-2 and 5e-2
-    )
+    # At this rate rounding moves the losses by 2e-4 and 6e-4, an encoder that learns nothing by 1e-2 and 5e-2.
+    slow = "train.lr=0.002"
     plain, _ = trained(bench=cifar_like(*off, slow, recipe="simclr/cifar100"))
     bench = cifar_like(slow, recipe="simclr/cifar100")
     assert bench.method.embedder.encoder.fused is not None

@@ -1,4 +1,4 @@
-"""The demonstration: handwritten digits, five named and five not."""
+"""The demonstration: handwritten digits, of which five classes are named and five are not."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from opencon.report.map import map_positions
 
 @dataclass(frozen=True)
 class Group:
-    """One discovered group and what it turned out to be."""
+    """One discovered group, and the true class that most of it belongs to."""
 
     name: str
     size: int
@@ -40,12 +40,12 @@ class Outcome:
     result: dict[str, Any]
     rows: list[tuple[str, dict[str, Any]]]
     groups: list[Group]
-    picture: Path | None  # None: matplotlib is not there to draw it
+    picture: Path | None  # None without matplotlib
     page: Path
 
 
 def run_demo(out: Path, device: torch.device, *, seed: int = 0, callbacks: Callbacks = Callbacks()) -> Outcome:  # noqa: B008
-    """Train on the digits from scratch; compare with k-means on pixels; draw the embedding and write a report."""
+    """Train on the digits from scratch, compare with k-means on pixels, draw the embedding, and write a report."""
     config = get_recipe("digits")
     config = replace(config, train=replace(config.train, seed=seed))
     result = train(config, out, device, callbacks=callbacks)
@@ -67,8 +67,8 @@ def write_page(bench: Workbench, bank: FeatureBank, assignment: Assignment, resu
     S, C = bench.split.num_seen, bench.split.num_classes
     sizes = torch.bincount(assignment.classes[bench.labels < 0], minlength=C)
     order = torch.argsort(sizes[S:], descending=True, stable=True) + S  # new groups by size, as they are named
-    place = torch.arange(C)
-    place[order.cpu()] = torch.arange(S, C)
+    number = torch.arange(C)  # of each class on the page
+    number[order.cpu()] = torch.arange(S, C)
     projection, xy = map_positions(bank.z.cpu().numpy(), seed=0)
 
     images = bench.dataset.train.images
@@ -81,7 +81,7 @@ def write_page(bench: Workbench, bank: FeatureBank, assignment: Assignment, resu
         title="Handwritten digits",
         files=[f"digit {row}" for row in range(len(bench.labels))],
         picture=picture,
-        predicted=place[assignment.classes.cpu()].numpy(),
+        predicted=number[assignment.classes.cpu()].numpy(),
         class_names=[*bench.dataset.train.class_names[:S], *(f"new-{i}" for i in range(1, C - S + 1))],
         num_seen=S,
         given=bench.labels.cpu().numpy(),
@@ -100,7 +100,7 @@ def write_page(bench: Workbench, bank: FeatureBank, assignment: Assignment, resu
 
 
 def pixel_kmeans(bench: Workbench) -> dict[str, Any]:
-    """What clustering the raw pixels gives, measured in the same way."""
+    """The record of k-means on the raw pixels, measured in the same way."""
     assert isinstance(bench.images, torch.Tensor)  # digits are never streamed
     pixels = bench.images.flatten(1).float().cpu()
     split, how, rows = bench.split, bench.config.eval, bench.split.unlabeled
@@ -119,7 +119,7 @@ def pixel_kmeans(bench: Workbench) -> dict[str, Any]:
 
 
 def discovered(bench: Workbench, assignment: Assignment) -> list[Group]:
-    """The new groups, largest first, with the class that most of their images belong to."""
+    """The new groups, largest first, each with the class that most of its images belong to."""
     rows, names = bench.split.unlabeled, bench.dataset.train.class_names
     predicted = assignment.classes.cpu()[rows].numpy()
     truth = bench.dataset.train.classes[rows].numpy()

@@ -46,9 +46,7 @@ def train(
 ) -> dict[str, Any]:
     """Train into the folder `out`, or resume the run in it. Returns the final record, which is also in result.json."""
     start = time.perf_counter()
-    make_writer = (
-        tensorboard_writer() if tensorboard else None
-    )  # a missing extra is reported before anything is written
+    make_writer = tensorboard_writer() if tensorboard else None  # before anything is written: the extra may be missing
     folder = RunFolder.open_for_training(out, to_dict(config))
     if folder.has("result.json"):
         callbacks.say(f"{out} is finished already; this is its result.")
