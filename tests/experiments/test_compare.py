@@ -158,9 +158,9 @@ def test_what_cannot_be_compared(runs, tmp_path):
         compare_runs([tmp_path / "nothing"])
     before, said = compare_runs([runs]), []
     twin = make_run(runs / "twin", settings=["train.seed=1"])
-    assert compare_runs([runs], said.append) == before  # found, not named: one of the two counts
+    assert compare_runs([runs], said.append) == before  # listed, not named: one of the two counts
     assert "twin is the same experiment as" in said[0]
-    with pytest.raises(ConfigError, match="with the same seed 1. Leave out one of them"):
+    with pytest.raises(ConfigError, match=r"with the same seed 1\. Leave out one of them"):
         compare_runs([twin, *sorted(runs.iterdir())])
     half = make_run(tmp_path / "half" / "a")
     (half / "result.json").unlink()
