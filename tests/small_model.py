@@ -5,10 +5,12 @@ import torch
 from PIL import Image
 
 from opencon.encoders.convnet import ConvNet
-from opencon.features import FeatureSettings, photo_features
-from opencon.model import OpenConModel
-from opencon.openworld import OpenWorldConfig, fit_features
-from opencon.runs import RunFolder
+from opencon.encoders.pretrained import open_encoder
+from opencon.encoders.stored import EncoderFacts
+from opencon.openworld.fit import OpenWorldConfig, fit_features
+from opencon.photos.features import Extractor, FeatureSettings, photo_features
+from opencon.photos.model import OpenConModel
+from opencon.training.run_folder import RunFolder
 
 COLORS = {"red": (220, 30, 30), "green": (30, 200, 40), "blue": (30, 40, 210), "gray": (128, 128, 128)}
 PER_COLOR = 12
@@ -54,12 +56,14 @@ def given_labels():
 
 
 def fit(paths, features):
-    found = photo_features(paths, features, cache=None, device=CPU)
-    return fit_features(found.plain, given_labels(), OpenWorldConfig(num_novel=2, steps=4))
+    extractor = Extractor(open_encoder(features.encoder, features.image_size), features, CPU)
+    rows = photo_features(paths, extractor, cache=None).plain
+    return fit_features(rows, given_labels(), OpenWorldConfig(num_novel=2, steps=4))
 
 
 def make_model(paths, encoder, *, names=NAMES, image_size=None):
     features = FeatureSettings(encoder=str(encoder), image_size=image_size, num_views=0)
     fitted = fit(paths, features)
     names = names[: fitted.model.num_classes]  # in gray, say, colors may look alike
-    return OpenConModel.of(fitted, names, features, [path.name for path in paths], given_labels())
+    facts = EncoderFacts.of(open_encoder(features.encoder, features.image_size))
+    return OpenConModel.of(fitted, names, features, facts, [path.name for path in paths], given_labels())

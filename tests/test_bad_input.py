@@ -9,7 +9,7 @@ from PIL import Image, ImageDraw
 
 from opencon.data.sources import from_arrays
 from opencon.errors import DataError
-from opencon.runs import RunFolder
+from opencon.training.run_folder import RunFolder
 from tests.test_cli import opencon, refused, works
 
 CLASSES = {"circle": "red", "cross": "blue", "square": "lime", "triangle": "yellow"}

@@ -28,8 +28,8 @@ import opencon.estimator as module
 from opencon.encoders import ENCODERS
 from opencon.errors import ConfigError, DataError
 from opencon.estimator import InputError, OpenWorldClassifier, encode_labels, read_samples, with_new
-from opencon.features import FeatureSettings
-from opencon.openworld import OpenWorldConfig
+from opencon.openworld.fit import OpenWorldConfig
+from opencon.photos.features import FeatureSettings
 from opencon.runtime import seeded
 
 DOCS = Path(__file__).parents[1] / "docs/estimator.md"
@@ -133,7 +133,7 @@ def test_the_seed_decides(blobs):
 
 
 def test_an_unknown_number_of_groups(blobs):
-    pytest.importorskip("opencon.class_count")
+    pytest.importorskip("opencon.counting")
     X, truth, y = blobs
     model = OpenWorldClassifier(steps=0).fit(X, y)
     assert model.count_.num_classes == 5

@@ -1,21 +1,51 @@
-"""opencon: recognize the classes you named, discover the ones you did not."""
+"""opencon: recognize the classes you named, discover the ones you did not.
 
+    opencon.discover("photos/", out="runs/photos")                  photos to classes and groups
+    opencon.OpenConModel.from_pretrained("runs/photos")             a discovery on new photos
+    opencon.OpenWorldClassifier().fit(X, y)                         the same on rows, as in scikit-learn
+    opencon.train("digits", out="runs/a"), evaluate, compare        experiments
+    opencon.open_world_accuracy(predicted, truth, ...)              the two protocols
+
+Everything else is private: it may change with any version.
+"""
+
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from opencon.version import __version__
 
 if TYPE_CHECKING:
+    from opencon.api import compare, discover, evaluate, train
     from opencon.estimator import OpenWorldClassifier
+    from opencon.metrics import open_world_accuracy
+    from opencon.photos.model import OpenConModel
 
-__all__ = ["OpenWorldClassifier", "__version__"]
+__all__ = [
+    "OpenConModel",
+    "OpenWorldClassifier",
+    "__version__",
+    "compare",
+    "discover",
+    "evaluate",
+    "open_world_accuracy",
+    "train",
+]
+
+_HOMES = {
+    "OpenConModel": "opencon.photos.model",
+    "OpenWorldClassifier": "opencon.estimator",
+    "compare": "opencon.api",
+    "discover": "opencon.api",
+    "evaluate": "opencon.api",
+    "open_world_accuracy": "opencon.metrics",
+    "train": "opencon.api",
+}
 
 
 def __getattr__(name: str) -> Any:
     """Import what needs torch and scikit-learn on first use: `opencon --version` should not wait for them."""
-    if name == "OpenWorldClassifier":
-        from opencon.estimator import OpenWorldClassifier
-
-        return OpenWorldClassifier
+    if name in _HOMES:
+        return getattr(importlib.import_module(_HOMES[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, TypeVar, Union
 
-from opencon.errors import ConfigError
+from opencon.errors import ConfigError, require
 from opencon.registry import did_you_mean
 
 C = TypeVar("C")
@@ -24,12 +24,6 @@ Protocol = Literal["orca", "gcd"]
 EvaluationSet = Literal["unlabeled", "test"]
 Precision = Literal["fp32", "bf16", "fp16"]
 FrozenNorm = Literal["batch", "running", "measured"]
-
-
-def require(condition: bool, message: str) -> None:
-    """Raise `ConfigError(message)` unless the condition holds."""
-    if not condition:
-        raise ConfigError(message)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -33,3 +33,9 @@ class MissingExtraError(OpenConError):
         super().__init__(
             f"{why} needs {package}, which cannot be imported{reason}. Run: pip install 'opencon[{extra}]'"
         )
+
+
+def require(condition: bool, message: str) -> None:
+    """Raise `ConfigError(message)` unless the condition holds."""
+    if not condition:
+        raise ConfigError(message)

@@ -15,7 +15,6 @@ import numbers
 import os
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,15 +28,15 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
-from opencon.config import require
 from opencon.data.augment import plain_view
 from opencon.data.listings import printable
-from opencon.data.photos import new_names
 from opencon.data.sources import from_arrays
 from opencon.encoders.pretrained import open_encoder
-from opencon.errors import DataError
-from opencon.features import Extractor, FeatureSettings, photo_features
-from opencon.openworld import CHUNK, OpenWorldConfig, OpenWorldModel, Prediction, fit_features
+from opencon.errors import DataError, require
+from opencon.openworld.fit import OpenWorldConfig, fit_features
+from opencon.openworld.model import OpenWorldModel, Prediction, in_parts
+from opencon.photos.features import VIEWS_FOR_STEPS, Extractor, FeatureSettings, photo_features
+from opencon.photos.listing import new_names
 from opencon.runtime import pick_device, seeded
 
 Array = npt.NDArray[Any]
@@ -45,12 +44,6 @@ Array = npt.NDArray[Any]
 # Gray images of at most this side are taken as they are, pixel by pixel; all others go through the encoder. Ours: on
 # handwritten digits of 8 x 8 pixels the encoder loses by far, on photos it wins at any size (docs/estimator.md).
 SMALL_SIDE = 16
-# Most passes over the rows where they are too few for `OpenWorldConfig.steps`. Ours: on iris, wine and 200 to 600 of the
-# digits, 100 passes take five times as long and end within about two points of 20, to either side.
-MOST_PASSES = 20
-# With fewer features than this, "auto" trains nothing. Ours: there a head has little to add and much to lose. 20 steps take
-# the accuracy from 0.81 to 0.78 on iris (4 features), from 0.91 to 0.67 on three clouds in the plane.
-FEW_FEATURES = 8
 
 
 class InputError(DataError, ValueError):
@@ -65,8 +58,9 @@ class OpenWorldClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Tran
 
     Args:
         n_novel: how many new groups to look for, or "auto" to have it estimated.
-        method: name of the method that trains the embedding.
-        steps: training steps; "auto": as many as `OpenWorldConfig` has, fewer for few rows, none for few features.
+        method: name of the method whose losses the steps use.
+        steps: steps in which a head is trained on the features with the method's losses. On fixed features they gain
+            nothing that can be measured (docs/how-discover-works.md), so there are none unless you ask.
         lr: learning rate at the start.
         encoder: what turns images and photos into features, see `open_encoder`; not used for 2-D `X`.
         cache: folder to keep features of photo files in; None: they are computed again each time.
@@ -96,7 +90,7 @@ class OpenWorldClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Tran
         n_novel: int | str = "auto",
         *,
         method: str = "opencon",
-        steps: int | str = "auto",
+        steps: int = 0,
         lr: float = OpenWorldConfig.lr,
         encoder: str | os.PathLike[str] = "efficientnet_lite0",
         cache: str | os.PathLike[str] | None = None,
@@ -125,12 +119,10 @@ class OpenWorldClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Tran
                 f"y has no labeled row (all {len(codes)} are -1 or None). Label some rows of at least one class, or use "
                 f"sklearn.cluster.KMeans, which needs no labels."
             )
-        config = self._config(len(codes), is_all_labeled=bool((codes >= 0).all()))
-        rows, views = samples.rows(self._settings(num_views=FeatureSettings.num_views), self.cache)
+        config = self._config(is_all_labeled=bool((codes >= 0).all()))
+        rows, views = samples.rows(self._settings(num_views=VIEWS_FOR_STEPS if config.steps else 0), self.cache)
         rows = validate_data(self, rows, dtype=np.float32, ensure_min_samples=2)
         self._kind = samples.kind
-        if self.steps == "auto" and rows.shape[1] < FEW_FEATURES:
-            config = replace(config, steps=0)
         with seeded(config.seed):  # building networks takes from torch's default generator: put it back as it was
             fitted = fit_features(_tensor(rows), torch.from_numpy(codes), config, views=views)
 
@@ -146,8 +138,7 @@ class OpenWorldClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Tran
 
     def predict(self, X: Any) -> Array:
         """(M,) the class or new group of each sample, as in `classes_`."""
-        found = self._judge(X)
-        return np.asarray(self.classes_[found.classes.numpy()])
+        return np.asarray(self.classes_[self._judge(X).classes.numpy()])
 
     def predict_proba(self, X: Any) -> Array:
         """(M, C) probability of each of `classes_`."""
@@ -163,9 +154,7 @@ class OpenWorldClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Tran
 
     def transform(self, X: Any) -> Array:
         """(M, D) unit embedding, in which classes and groups are compact."""
-        x = self._valid(X)
-        with torch.no_grad():
-            return torch.cat([self.model_.embed(part) for part in torch.split(x, CHUNK)]).numpy()
+        return in_parts(self.model_.embed, self._valid(X)).numpy()
 
     def fit_predict(self, X: Any, y: Any) -> Array:
         """Fit, and the prediction for the same samples."""
@@ -196,9 +185,10 @@ class OpenWorldClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Tran
         tags.transformer_tags.preserves_dtype = ["float32"]  # whatever comes in
         return tags
 
-    def _config(self, num_rows: int, *, is_all_labeled: bool) -> OpenWorldConfig:
+    def _config(self, *, is_all_labeled: bool) -> OpenWorldConfig:
         """The parameters, checked."""
-        n_novel, steps = _count_or_auto("n_novel", self.n_novel), _count_or_auto("steps", self.steps)
+        n_novel = None if isinstance(self.n_novel, str) and self.n_novel == "auto" else _count("n_novel", self.n_novel)
+        steps = _count("steps", self.steps)
         require(isinstance(self.lr, numbers.Real), f"lr = {self.lr!r} must be a number above zero.")
         if is_all_labeled:
             warnings.warn(
@@ -210,8 +200,6 @@ class OpenWorldClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Tran
         seed = self.random_state
         if not isinstance(seed, numbers.Integral):
             seed = check_random_state(seed).randint(np.iinfo(np.int32).max)
-        if steps is None:
-            steps = min(OpenWorldConfig.steps, MOST_PASSES * math.ceil(num_rows / OpenWorldConfig.batch_size))
         return OpenWorldConfig(num_novel=n_novel, method=self.method, seed=int(seed), steps=steps, lr=float(self.lr))
 
     def _settings(self, *, num_views: int) -> FeatureSettings:
@@ -231,12 +219,10 @@ class OpenWorldClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Tran
         return self.model_.predict(x)
 
 
-def _count_or_auto(name: str, value: Any) -> int | None:
-    """None for "auto"."""
-    if isinstance(value, str) and value == "auto":
-        return None
+def _count(name: str, value: Any) -> int:
     is_count = isinstance(value, numbers.Integral) and not isinstance(value, bool) and int(value) >= 0
-    require(is_count, f'{name} = {value!r} must be a whole number, 0 or more, or "auto".')
+    or_auto = ', or "auto"' if name == "n_novel" else ""
+    require(is_count, f"{name} = {value!r} must be a whole number, 0 or more{or_auto}.")
     return int(value)
 
 
@@ -364,14 +350,15 @@ def encode_images(images: Tensor, settings: FeatureSettings) -> tuple[Array, Ten
 
 def encode_photos(paths: Sequence[Path], settings: FeatureSettings, cache: Folder) -> tuple[Array, Tensor | None]:
     """Photo files -> (M, F) features, (M, V, F) of random views."""
-    found = photo_features(paths, settings, cache=None if cache is None else Path(cache), device=pick_device())
-    if found.problems:
-        first, why = next(iter(found.problems.items()))
+    extractor = Extractor(open_encoder(settings.encoder, settings.image_size), settings, pick_device())
+    features = photo_features(paths, extractor, cache=None if cache is None else Path(cache))
+    if features.problems:
+        first, why = next(iter(features.problems.items()))
         raise InputError(
-            f"{len(found.problems)} of {len(paths)} photos cannot be read. The first is {printable(paths[first])}: it "
+            f"{len(features.problems)} of {len(paths)} photos cannot be read. The first is {printable(paths[first])}: it "
             f"{why}. Drop such paths, and their entries in y."
         )
-    return found.plain.numpy(), found.views if settings.num_views else None
+    return features.plain.numpy(), features.views if settings.num_views else None
 
 
 def _tensor(rows: Array) -> Tensor:

@@ -25,11 +25,11 @@ from numpy.typing import ArrayLike, NDArray
 from sklearn.covariance import ledoit_wolf_shrinkage
 from torch import Tensor
 
-from opencon.config import require
-from opencon.errors import DataError
+from opencon.errors import DataError, require
 from opencon.metrics import NoveltyDetection, novelty_detection
 from opencon.prototypes import SeenScore, seen_score
 from opencon.registry import Registry
+from opencon.rows import check_rows, check_shape
 
 Array = Tensor | NDArray[Any]
 ArrayT = TypeVar("ArrayT", Tensor, NDArray[Any])
@@ -300,10 +300,7 @@ def _class_means(z: Tensor, classes: Tensor) -> Tensor:
 def _rows(x: Array, what: str) -> Tensor:
     """The rows as a (M, D) tensor of float32 or float64; refuses what is not finite."""
     rows = _tensor(x)
-    if rows.ndim != 2 or rows.shape[1] == 0:
-        raise DataError(f"{what} must have one row for each image, (M, D), not the shape {tuple(rows.shape)}.")
-    rows = rows if rows.dtype == torch.float64 else rows.float()
-    bad = (~torch.isfinite(rows).all(dim=1)).nonzero()[:1, 0].tolist()
-    if bad:
-        raise DataError(f"row {bad[0]} of the {what} holds NaN or infinity. Drop or repair such rows.")
-    return rows
+    check_shape(rows, what=what)
+    if len(rows):
+        check_rows(rows, what=what)
+    return rows if rows.dtype == torch.float64 else rows.float()

@@ -4,7 +4,8 @@ import pytest
 import torch
 from PIL import Image
 
-from opencon.data.listings import find_images, list_folder, list_from_file
+from opencon.data.list_files import list_from_file
+from opencon.data.listings import find_images, list_folder
 from opencon.data.sources import from_folder, from_list
 from opencon.errors import DataError
 

@@ -26,7 +26,7 @@ from opencon.errors import ConfigError, DataError
 from opencon.experiments.evaluate import evaluate_run
 from opencon.experiments.train import Callbacks, train
 from opencon.methods import OpenConConfig
-from opencon.runs import RunFolder
+from opencon.training.run_folder import RunFolder
 
 CPU = torch.device("cpu")
 SIZE = 16
@@ -158,7 +158,7 @@ def resident_run(photos, tmp_path_factory):
 
 def test_a_streamed_run_equals_a_resident_one(photos, resident_run, tmp_path, monkeypatch):
     monkeypatch.setattr("opencon.experiments.workbench.BATCH", 32)  # several chunks
-    monkeypatch.setattr("opencon.features.BATCH", 32)
+    monkeypatch.setattr("opencon.training.embedding.BATCH", 32)
     said = []
     train(config(photos, memory_gb=0), tmp_path / "streamed", CPU, callbacks=Callbacks(say=said.append))
     assert said == ["The images would take 6.14e-05 GB: they are read from their files while training."]

@@ -30,7 +30,7 @@ from opencon.experiments.plan import plan
 from opencon.experiments.train import Callbacks, train
 from opencon.experiments.workbench import build_loader, open_run, prepare
 from opencon.methods import METHODS, GCDConfig, KMeansConfig, OpenCon, OpenConConfig, SimCLRConfig, SimGCDConfig
-from opencon.runs import RunFolder
+from opencon.training.run_folder import RunFolder
 
 CPU = torch.device("cpu")
 # Not the recipe, which may be tuned: what these tests see should not move with it.

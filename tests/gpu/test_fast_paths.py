@@ -5,7 +5,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-from opencon import trainer
 from opencon.config import AugmentConfig, with_settings
 from opencon.data.augment import Augment
 from opencon.data.benchmarks import DATASETS, Dataset
@@ -15,10 +14,11 @@ from opencon.experiments import train as train_module
 from opencon.experiments.recipes import get_recipe
 from opencon.experiments.train import Callbacks, train
 from opencon.experiments.workbench import assemble, build_loader, prepare
-from opencon.optim import build_optimizer
-from opencon.runs import RunFolder
 from opencon.runtime import seeded
-from opencon.trainer import fit
+from opencon.training import trainer
+from opencon.training.optimizer import build_optimizer
+from opencon.training.run_folder import RunFolder
+from opencon.training.trainer import fit
 from tests.kernel_check import (
     NORMS,
     PROTOTYPES,

@@ -7,8 +7,8 @@ from opencon.config import with_settings
 from opencon.experiments.recipes import get_recipe
 from opencon.experiments.workbench import build_loader, prepare
 from opencon.methods import METHODS
-from opencon.optim import build_optimizer
-from opencon.trainer import fit
+from opencon.training.optimizer import build_optimizer
+from opencon.training.trainer import fit
 
 pytestmark = pytest.mark.gpu
 CUDA = torch.device("cuda")

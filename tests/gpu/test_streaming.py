@@ -13,8 +13,8 @@ from opencon.data.loader import TwoStreamLoader
 from opencon.data.streaming import SLOTS, StreamedImages
 from opencon.experiments.workbench import build_loader, prepare
 from opencon.methods import Method, OpenConConfig, StepOutput
-from opencon.optim import build_optimizer
-from opencon.trainer import fit
+from opencon.training.optimizer import build_optimizer
+from opencon.training.trainer import fit
 from tests.methods.toys import TASK
 
 pytestmark = pytest.mark.gpu

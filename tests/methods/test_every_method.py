@@ -20,8 +20,8 @@ from opencon.data.sources import from_arrays
 from opencon.experiments.workbench import assemble, build_loader
 from opencon.methods import METHODS, Epoch, FeatureBank, Kind, Method, MethodEntry
 from opencon.metrics import knn_accuracy, open_world_accuracy
-from opencon.optim import build_optimizer, restore
-from opencon.trainer import fit
+from opencon.training.optimizer import build_optimizer, restore
+from opencon.training.trainer import fit
 
 CPU = torch.device("cpu")
 NUM_SEEN, NUM_CLASSES, PER_CLASS = 3, 6, 40

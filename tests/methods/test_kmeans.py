@@ -4,7 +4,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from opencon.cluster import kmeans, name_clusters
+from opencon.cluster.kmeans import kmeans
+from opencon.cluster.naming import name_clusters
 from opencon.methods import FeatureBank, KMeans, KMeansConfig, Task
 from opencon.runtime import generator, seeded
 from tests.methods.toys import ToyEmbedder, toy_batch

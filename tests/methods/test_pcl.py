@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from opencon.cluster import kmeans
+from opencon.cluster.kmeans import kmeans
 from opencon.errors import ConfigError
 from opencon.methods import PCL, Epoch, FeatureBank, PCLConfig, Task
 from opencon.methods.pcl import concentration, levels

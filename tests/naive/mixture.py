@@ -17,7 +17,7 @@ def shares(q, extra):
 
 
 def gaussian_round(z, q, shrinkage, extra):
-    """One round of `settle` for unlabeled rows: new q (M, C), from the formula in its docstring."""
+    """One round of `fit_gaussians` for unlabeled rows: new q (M, C), from the formula in its docstring."""
     num_rows, dim, num_classes = len(z), len(z[0]), len(q[0])
     share = shares(q, extra)
     means = []

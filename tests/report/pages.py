@@ -6,6 +6,7 @@ import numpy as np
 from PIL import Image
 
 from opencon.report.html import ReportData
+from opencon.report.table import PhotoRow, PhotoTable
 
 # What a stranger could call a file or a class; each would set window.hacked if any of it were taken for markup or code.
 HOSTILE = [
@@ -48,7 +49,7 @@ def report_data(photos=60, seen=2, new=2, labeled=10, seed=0, **change):
         "confidence": 0.55 + 0.4 * rng.random(photos),
         "novelty": novelty,
         "novelty_threshold": 0.5,
-        "is_outlier": np.zeros(photos, bool),
+        "is_odd": np.zeros(photos, bool),
         "xy": np.stack([np.cos(angle), np.sin(angle)], axis=1) + 0.15 * rng.normal(size=(photos, 2)),
         "projection": "PCA",
         "count": SimpleNamespace(
@@ -64,7 +65,31 @@ def report_data(photos=60, seen=2, new=2, labeled=10, seed=0, **change):
         "names_for": "0123abcd",
         "facts": {"Seed": 0, "Seconds": 12.5},
     }
-    return ReportData(**(values | change))
+    values |= change
+    return ReportData(table=made_table(values), **{key: value for key, value in values.items() if key not in COLUMNS})
+
+
+COLUMNS = ("files", "predicted", "class_names", "num_seen", "given", "confidence", "novelty", "is_odd", "problems")
+
+
+def made_table(values):
+    """The table of these columns: classes by number, -1 for no label."""
+    names, seen = values["class_names"], values["num_seen"]
+    columns = (values[name] for name in ("files", "predicted", "given", "confidence", "novelty", "is_odd"))
+    rows = [
+        PhotoRow(
+            file=file,
+            closest=names[c],
+            kind=None if odd else "seen" if c < seen else "new",
+            confidence=float(confidence),
+            novelty=float(novelty),
+            unlike_everything=bool(odd),
+            given=names[label] if label >= 0 else None,
+        )
+        for file, c, label, confidence, novelty, odd in zip(*columns, strict=True)
+    ]
+    unread = [PhotoRow.unread(file, reason) for file, reason in values["problems"]]
+    return PhotoTable((*rows, *unread), tuple(names), seen)
 
 
 def hostile_data():

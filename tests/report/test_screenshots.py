@@ -150,7 +150,7 @@ def test_pointing_at_the_map_shows_the_photo_and_clicking_opens_it(visit):
     assert np.linalg.norm(np.subtract(page.evaluate(f"place({i})"), page.evaluate("place(17)"))) < 1
     text = tip.inner_text()
     assert data.files[i] in text
-    assert data.class_names[data.predicted[i]] in text
+    assert data.table[i].closest in text
     assert f"{int(100 * round(data.confidence[i], 4))}%" in text
     assert page.evaluate("tip.querySelector('img').naturalWidth") == 60
     box, field = tip.bounding_box(), page.locator("#canvas").bounding_box()

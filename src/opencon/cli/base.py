@@ -21,7 +21,7 @@ from rich.text import Text
 from opencon.version import __version__
 
 if TYPE_CHECKING:
-    from opencon.class_count import CountEstimate
+    from opencon.counting.base import CountEstimate
 
 app = typer.Typer(
     no_args_is_help=True,

@@ -19,7 +19,7 @@ from opencon.cli.base import Device, DryRun, app, console, errors, resumable, sh
 from opencon.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
-    from opencon.data.photos import Photos
+    from opencon.photos.discover import Discovery
 
 CACHE = Path("~/.cache/opencon/features")
 MOST_PROBLEMS = 10  # photos that cannot be read and are named one by one
@@ -46,7 +46,7 @@ Encoder = Annotated[
 Size = Annotated[
     int | None, typer.Option("--size", help="Pixels a side the encoder sees; default: 224, or 128 for small photos.")
 ]
-Views = Annotated[int, typer.Option("--views", help="Random views of each photo to learn from.")]
+Views = Annotated[int | None, typer.Option("--views", help="Random views of each photo for the steps; default: 4.")]
 Seed = Annotated[int, typer.Option("--seed", help="Seed of everything random.")]
 Cache = Annotated[Path, typer.Option("--cache", help="Where features are kept for the next time.")]
 NoCache = Annotated[bool, typer.Option("--no-cache", help="Keep no features, use none.")]
@@ -63,7 +63,8 @@ def discover(
     novel: Annotated[str, typer.Option("--novel", help="How many new groups: auto, or a number.")] = "auto",
     encoder: Encoder = "efficientnet_lite0",
     size: Size = None,
-    views: Views = 4,
+    steps: Annotated[int, typer.Option("--steps", help="Train a head on the features first; gains little.")] = 0,
+    views: Views = None,
     finetune: Annotated[bool, typer.Option("--finetune", help="Train the encoder's last stage too (GPU).")] = False,
     seed: Seed = 0,
     device: Device = "auto",
@@ -76,68 +77,70 @@ def discover(
 
     Label a few photos (one folder per class, or a table), give the rest, and look at report.html.
     """
-    from opencon.data.photos import read_truth
-    from opencon.discover import DiscoverConfig, plan, settled
-    from opencon.discover import discover as run
-    from opencon.features import FeatureSettings
-    from opencon.openworld import OpenWorldConfig
+    from opencon.api import discover_config
+    from opencon.photos.discover import discover_photos, prepare
+    from opencon.photos.listing import find_photos, read_truth
     from opencon.runtime import pick_device
 
-    photos = find_photos(folder, labeled, unlabeled, labels, manifest)
-    how = DiscoverConfig(
-        features=FeatureSettings(encoder=encoder, image_size=size, num_views=views, seed=seed),
-        fit=OpenWorldConfig(num_novel=number_of_groups(novel), seed=seed),
+    photos = find_photos(folder, labeled=labeled, unlabeled=unlabeled, labels=labels, manifest=manifest)
+    how = discover_config(
+        novel=number_of_groups(novel),
+        encoder=encoder,
+        size=size,
+        steps=steps,
+        views=views,
         finetune=finetune,
+        seed=seed,
     )
-    how, where = settled(how, photos), pick_device(device)
     for note in photos.notes:
         errors.print(f"set aside: {note}")
     true = read_truth(truth) if truth is not None else None
-    show_plan({**plan(photos, how, where), "device": str(where), "folder": str(out)})
+    where = pick_device(device)
+    prepared = prepare(photos, how, where)
+    show_plan({**prepared.plan(), "device": str(where), "folder": str(out)})
     if dry_run:
         return
+    kept = None if no_cache else cache.expanduser()
     with resumable(on_return(no_cache)), quiet_warnings(), bars() as progress:
-        found = run(
-            photos,
-            how,
-            out,
-            cache=None if no_cache else cache.expanduser(),
-            device=where,
-            truth=true,
-            progress=progress,
-        )
-    table = Table("", "photos", "", title="Where the unlabeled photos went", title_justify="left")
-    for group in found.groups:
-        table.add_row(group.name, f"{group.size:,}", "new group" if group.is_new else "you named it")
-    console.print(table)
-    console.print(f"{found.headline}.", soft_wrap=True)
-    if found.count is not None:
-        show_count(found.count)
-    new = sum(group.is_new for group in found.groups)
-    if how.fit.num_novel is not None and new < how.fit.num_novel:
-        console.print(f"{how.fit.num_novel} new groups were asked for; {new} stood apart.")
-    if found.num_outliers:
-        console.print("Which are unlike everything says the column unlike_everything in assignments.csv.")
-    if "all" in found.record:
-        r = found.record
-        scores = ", ".join(f"{key} {r[key]:.1%}" for key in ("all", "novel", "seen"))
-        on = f"protocol {r['protocol']}, {r['num_images']:,} unlabeled photos"
-        console.print(f"Accuracy ({on}): {scores}", soft_wrap=True)
-    for file, reason in found.problems[:MOST_PROBLEMS]:
-        errors.print(f"set aside: {printable_text(file)} {reason}")
-    if len(found.problems) > MOST_PROBLEMS:
-        errors.print(f"... and {len(found.problems) - MOST_PROBLEMS} more; all are in assignments.csv.")
-    if found.replaced:
-        errors.print(
-            f"note: groups are numbered anew: names given here before ({', '.join(found.replaced)}) are gone, and a "
-            f"names.csv saved before does not fit.",
-            soft_wrap=True,
-        )
+        result = discover_photos(prepared, out, cache=kept, truth=true, progress=progress)
+    show_discovery(result, how.fit.num_novel)
     console.print(
-        f"{found.record['seconds']['everything']:.0f} s. Look at {found.report}\n"
+        f"{result.record['seconds']['everything']:.0f} s. Look at {result.report}\n"
         f"New photos: opencon predict {out} MORE_PHOTOS/",
         soft_wrap=True,
     )
+
+
+def show_discovery(result: Discovery, num_asked: int | None) -> None:
+    """Where the photos went, how many classes there are, and what went wrong."""
+    table = Table("", "photos", "", title="Where the unlabeled photos went", title_justify="left")
+    for group in result.groups:
+        table.add_row(group.name, f"{group.size:,}", "new group" if group.kind == "new" else "you named it")
+    console.print(table)
+    console.print(f"{result.headline}.", soft_wrap=True)
+    if result.count is not None:
+        show_count(result.count)
+    new = sum(group.kind == "new" for group in result.groups)
+    if num_asked is not None and new < num_asked:
+        console.print(f"{num_asked} new groups were asked for; {new} stood apart.")
+    if result.table.num_unlike_everything:
+        console.print("The column unlike_everything in assignments.csv marks photos that resemble nothing else.")
+    if "all" in result.record:
+        r = result.record
+        scores = ", ".join(f"{key} {r[key]:.1%}" for key in ("all", "novel", "seen"))
+        on = f"protocol {r['protocol']}, {r['num_images']:,} unlabeled photos"
+        console.print(f"Accuracy ({on}): {scores}", soft_wrap=True)
+    unread = result.table.unreadable
+    for row in unread[:MOST_PROBLEMS]:
+        errors.print(f"set aside: {printable_text(row.file)} {row.error}")
+    if len(unread) > MOST_PROBLEMS:
+        errors.print(f"... and {len(unread) - MOST_PROBLEMS} more; all are in assignments.csv.")
+    if result.replaced:
+        errors.print(
+            f"note: groups are numbered anew: names given here before ({', '.join(result.replaced)}) are gone, and a "
+            f"names.csv saved before does not fit.",
+            soft_wrap=True,
+        )
 
 
 @app.command(short_help="Class or group of new photos, by a discovery.")
@@ -147,15 +150,14 @@ def predict(
     csv_file: Annotated[Path | None, typer.Option("--csv", help="Write a CSV file instead of JSON lines.")] = None,
     device: Device = "auto",
 ) -> None:
-    """Class or group of new photos, one JSON object a line; "label": null means none of these.
+    """Class or group of new photos, one JSON object a line; "predicted": null means none of these.
 
     A photo that cannot be read is a line with its error.
     """
-    from opencon.assignments import as_table
     from opencon.data.listings import printable
-    from opencon.model import OpenConModel
-    from opencon.runs import RunFolder
+    from opencon.photos.model import OpenConModel
     from opencon.runtime import pick_device
+    from opencon.training.run_folder import RunFolder
 
     if not any(path.expanduser().exists() for path in images):  # one of many is a line with its error
         raise DataError(f"{printable(images[0])} does not exist. Give photos, or folders of photos.")
@@ -163,17 +165,17 @@ def predict(
         raise ConfigError(f"--csv {csv_file}: there is no folder {csv_file.parent}. Make it first.")
     model = OpenConModel.from_pretrained(run_folder, device=pick_device(device))
     with resumable("Run it again."), quiet_warnings(), bars() as progress:
-        found = model.predict(images, progress=lambda done, total: progress("looking", done, total))
         rows = []
-        for row in found:
+        for row in model.predict_each(images, progress=lambda done, total: progress("looking", done, total)):
             rows.append(row)
             if csv_file is None:
-                sys.stdout.write(json.dumps(asdict(row)) + "\n")
+                sys.stdout.write(json.dumps(row.record()) + "\n")
+    table = model.table(tuple(rows))
     if csv_file is not None:
-        RunFolder(csv_file.parent).write_text(csv_file.name, as_table((row, "") for row in rows))
-        unlike, failed = sum(r.is_outlier for r in rows), sum(r.error is not None for r in rows)
-        console.print(f"{len(rows):,} photos in {csv_file}: {unlike} unlike everything, {failed} unreadable.")
-    if all(row.error is not None for row in rows):
+        RunFolder(csv_file.parent).write_text(csv_file.name, table.to_csv())
+        unlike, failed = table.num_unlike_everything, len(table.unreadable)
+        console.print(f"{len(table):,} photos in {csv_file}: {unlike} unlike everything, {failed} unreadable.")
+    if not table.readable:
         raise typer.Exit(1)  # none could be read, as each line says
 
 
@@ -183,7 +185,7 @@ def name(
     names: Annotated[Path, typer.Argument(metavar="NAMES", help="A table group,name, as the report writes it.")],
 ) -> None:
     """Give new groups the names you chose: `predict` and `export` use them from now on."""
-    from opencon.handover import rename_groups
+    from opencon.photos.names import rename_groups
 
     changed, together = rename_groups(run_folder, names)
     for old, new in changed.items():
@@ -213,18 +215,16 @@ def count(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Estimate how many classes the photos show, seen and new, with its uncertainty."""
-    from opencon.discover import DiscoverConfig, count_classes, settled
-    from opencon.features import FeatureSettings
-    from opencon.openworld import OpenWorldConfig
+    from opencon.photos.discover import count_classes
+    from opencon.photos.features import FeatureSettings
+    from opencon.photos.listing import find_photos
     from opencon.runtime import pick_device
 
-    photos = find_photos(folder, labeled, unlabeled, labels, manifest)
-    settings = FeatureSettings(encoder=encoder, image_size=size, num_views=0, seed=seed)
-    settings = settled(DiscoverConfig(features=settings, fit=OpenWorldConfig()), photos).features
+    photos = find_photos(folder, labeled=labeled, unlabeled=unlabeled, labels=labels, manifest=manifest)
     with resumable(on_return(no_cache)), quiet_warnings(), bars() as progress:
-        found = count_classes(
+        estimate = count_classes(
             photos,
-            settings,
+            FeatureSettings(encoder=encoder, image_size=size),
             cache=None if no_cache else cache.expanduser(),
             device=pick_device(device),
             seed=seed,
@@ -232,13 +232,13 @@ def count(
             progress=progress,
         )
     if as_json:
-        sys.stdout.write(json.dumps(asdict(found)) + "\n")
+        sys.stdout.write(json.dumps(asdict(estimate)) + "\n")
         return
     table = Table("classes", "score", title="larger is better", title_justify="left")
-    for k, score in found.curve:
-        table.add_row(f"{k}{' <' if k == found.num_classes else ''}", f"{score:.4f}")
+    for k, score in estimate.curve:
+        table.add_row(f"{k}{' <' if k == estimate.num_classes else ''}", f"{score:.4f}")
     console.print(table)
-    show_count(found)
+    show_count(estimate)
 
 
 @app.command(short_help="A model for elsewhere: ONNX and a folder of its own.")
@@ -254,7 +254,7 @@ def export(
     ] = None,
 ) -> None:
     """Write a model that needs nothing else: weights and a card in a folder, and one ONNX file."""
-    from opencon.handover import export_folder
+    from opencon.photos.export import export_folder
 
     with quiet_warnings():
         for line in export_folder(run_folder, out, onnx=onnx):
@@ -262,30 +262,6 @@ def export(
 
 
 # --- what they share ---------------------------------------------------------------------------------------------------
-
-
-def find_photos(
-    folder: Path | None, labeled: Path | None, unlabeled: Path | None, labels: Path | None, manifest: Path | None
-) -> Photos:
-    """The photos by one of the ways to give them."""
-    from opencon.data.photos import from_one_folder, from_table, from_two_folders
-
-    if folder is not None and labeled is unlabeled is labels is manifest is None:
-        return from_one_folder(folder)
-    ways = {
-        "--labeled DIR --unlabeled DIR": (labeled, unlabeled),
-        "PHOTOS --labels TABLE": (folder, labels),
-        "--manifest TABLE": (manifest,),
-    }
-    used = {way: given for way, given in ways.items() if any(part is not None for part in given)}
-    if len(used) != 1 or any(part is None for part in next(iter(used.values()))):
-        raise ConfigError(f"say where the photos are in one of these ways: {'; or '.join(ways)}.")
-    if labeled is not None and unlabeled is not None:
-        return from_two_folders(labeled, unlabeled)
-    if folder is not None and labels is not None:
-        return from_table(labels, folder)
-    assert manifest is not None
-    return from_table(manifest)
 
 
 def number_of_groups(novel: str) -> int | None:

@@ -135,7 +135,7 @@ def evaluate(
     ] = None,
 ) -> None:
     """Measure a trained run again, under either protocol, on either set of images; by default as it was trained."""
-    from opencon.class_count import CountEstimate
+    from opencon.counting.base import CountEstimate
     from opencon.experiments.evaluate import evaluate_run
     from opencon.runtime import pick_device
 

@@ -25,7 +25,8 @@ import numpy as np
 import torch
 
 from opencon.config import DataConfig
-from opencon.data.listings import Listing, list_folder, list_from_file
+from opencon.data.list_files import list_from_file
+from opencon.data.listings import Listing, list_folder
 from opencon.data.sources import ImageSet, from_arrays, load_listing
 from opencon.errors import ConfigError, DataError
 from opencon.registry import Registry

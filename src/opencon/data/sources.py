@@ -25,7 +25,8 @@ import torch
 from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
-from opencon.data.listings import OTHER_SUFFIXES, Listing, list_folder, list_from_file, printable
+from opencon.data.list_files import list_from_file
+from opencon.data.listings import OTHER_SUFFIXES, Listing, list_folder, printable
 from opencon.data.streaming import PIECE, Images, StreamedImages
 from opencon.errors import DataError
 

@@ -150,6 +150,11 @@ def batch_shares(split: Split, batch_size: int, labeled_share: float | None = No
     return share, batch_size - share
 
 
+def labeled_in_batch(batch_size: int, num_labeled: float, num_images: int, *, least: int = 0) -> int:
+    """Labeled images in a batch: in proportion, as in the released code, but `least` where there are so many."""
+    return max(int(batch_size * num_labeled / num_images), int(min(num_labeled, least)))
+
+
 def _labeled_share(batch_size: int, num_labeled: float, num_images: int, given: float | None, *, expected: bool) -> int:
     if given is not None:
         share = round(batch_size * given)
@@ -160,10 +165,10 @@ def _labeled_share(batch_size: int, num_labeled: float, num_images: int, given: 
                 f"{num_labeled:.0f} and {num_images - num_labeled:.0f}. Both must be at least 1 and at most that many."
             )
         return share
-    share = int(batch_size * num_labeled / num_images)
+    share = labeled_in_batch(batch_size, num_labeled, num_images)
     if share < 1:
         smallest = math.ceil(num_images / num_labeled)
-        while int(smallest * num_labeled / num_images) < 1:  # rounding can leave the quotient just below 1
+        while labeled_in_batch(smallest, num_labeled, num_images) < 1:  # rounding can leave the quotient just below 1
             smallest += 1
         raise ConfigError(
             f"train.batch_size = {batch_size} leaves no labeled image in a batch: {'about ' if expected else ''}"

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch import Tensor, nn
 
-from opencon.config import FrozenNorm, require
-from opencon.errors import ConfigError
+from opencon.config import FrozenNorm
+from opencon.errors import ConfigError, require
 from opencon.registry import did_you_mean
 
 if TYPE_CHECKING:

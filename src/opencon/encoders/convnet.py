@@ -10,8 +10,8 @@ from collections import OrderedDict
 
 from torch import Tensor, nn
 
-from opencon.config import require
 from opencon.encoders.base import Encoder
+from opencon.errors import require
 
 MIN_SIZE, MAX_SIZE = 8, 64  # pixels
 WIDTHS = (16, 64, 128)  # of the first stages (the first one sees every pixel); later ones stay at the last width

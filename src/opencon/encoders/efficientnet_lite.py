@@ -20,11 +20,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from opencon.config import require
 from opencon.encoders.base import Encoder, require_color
 from opencon.encoders.units import Unit
 from opencon.encoders.weights import LoadReport, read_tensors
-from opencon.errors import DataError
+from opencon.errors import DataError, require
 
 # The released code's: pixels in [0, 255] become (pixel - 127) / 128, for all channels.
 MEAN, STD = (127 / 255,), (128 / 255,)

@@ -11,9 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from opencon.config import EncoderConfig, Precision, require
+from opencon.config import EncoderConfig, Precision
 from opencon.encoders.base import Encoder
 from opencon.encoders.weights import LoadReport
+from opencon.errors import require
 from opencon.runtime import fast_dtype
 
 AUTOCAST: dict[Precision, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16}

@@ -11,10 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from opencon.config import require
 from opencon.encoders.base import Encoder, require_color
 from opencon.encoders.folding import FoldedResNet
 from opencon.encoders.units import BlockUnits, ResidualUnits, Unit
+from opencon.errors import require
 from opencon.runtime import has_triton
 
 WIDTH = 64  # of the stem and the first stage; each later stage doubles it

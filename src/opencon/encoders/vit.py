@@ -12,9 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from opencon.config import require
 from opencon.encoders.base import Encoder, require_color
-from opencon.errors import DataError
+from opencon.errors import DataError, require
 
 PATCH = 16  # pixels, the "16" of ViT-S/16
 MLP_RATIO = 4  # paper, table 1

@@ -18,7 +18,7 @@ from opencon.data.benchmarks import DATASETS
 from opencon.errors import ConfigError, OpenConError, RunError
 from opencon.experiments.recipes import SETTINGS, run_config
 from opencon.methods import METHODS
-from opencon.runs import RunFolder
+from opencon.training.run_folder import RunFolder
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -11,7 +11,8 @@ import numpy as np
 import torch
 from PIL import Image
 
-from opencon.cluster import cluster_and_name
+from opencon.cluster.naming import cluster_and_name
+from opencon.cluster.numbering import order_by_size
 from opencon.errors import MissingExtraError
 from opencon.experiments.evaluate import draw
 from opencon.experiments.recipes import get_recipe
@@ -21,6 +22,7 @@ from opencon.methods import Assignment, FeatureBank
 from opencon.metrics import OpenWorldAccuracy, evaluate
 from opencon.report.html import ReportData, write_report
 from opencon.report.map import map_positions
+from opencon.report.table import PhotoRow, PhotoTable
 
 
 @dataclass(frozen=True)
@@ -65,10 +67,23 @@ def write_page(bench: Workbench, bank: FeatureBank, assignment: Assignment, resu
     assert assignment.novelty is not None
     assert assignment.novelty_threshold is not None
     S, C = bench.split.num_seen, bench.split.num_classes
-    sizes = torch.bincount(assignment.classes[bench.labels < 0], minlength=C)
-    order = torch.argsort(sizes[S:], descending=True, stable=True) + S  # new groups by size, as they are named
-    number = torch.arange(C)  # of each class on the page
-    number[order.cpu()] = torch.arange(S, C)
+    classes, labels = assignment.classes.cpu(), bench.labels.cpu()
+    shown = (*bench.dataset.train.class_names[:S], *(f"new-{i}" for i in range(1, C - S + 1)))
+    order = order_by_size(classes[labels < 0], S, C)
+    names = dict(zip(order.tolist(), shown, strict=True))  # of each class, as the method numbers them
+    columns = (classes.tolist(), labels.tolist(), assignment.p.amax(dim=1).tolist(), assignment.novelty.tolist())
+    rows = tuple(
+        PhotoRow(
+            file=f"digit {number}",
+            closest=names[c],
+            kind="seen" if c < S else "new",
+            confidence=confidence,
+            novelty=novelty,
+            unlike_everything=False,
+            given=names[label] if label >= 0 else None,
+        )
+        for number, (c, label, confidence, novelty) in enumerate(zip(*columns, strict=True))
+    )
     projection, xy = map_positions(bank.z.cpu().numpy(), seed=0)
 
     images = bench.dataset.train.images
@@ -79,16 +94,9 @@ def write_page(bench: Workbench, bank: FeatureBank, assignment: Assignment, resu
 
     data = ReportData(
         title="Handwritten digits",
-        files=[f"digit {row}" for row in range(len(bench.labels))],
+        table=PhotoTable(rows, shown, S),
         picture=picture,
-        predicted=number[assignment.classes.cpu()].numpy(),
-        class_names=[*bench.dataset.train.class_names[:S], *(f"new-{i}" for i in range(1, C - S + 1))],
-        num_seen=S,
-        given=bench.labels.cpu().numpy(),
-        confidence=assignment.p.amax(dim=1).cpu().numpy(),
-        novelty=assignment.novelty.cpu().numpy(),
         novelty_threshold=float(assignment.novelty_threshold),
-        is_outlier=np.zeros(len(bench.labels), dtype=bool),
         xy=xy,
         projection=projection,
         next_steps=[("The same for photos of yours", "opencon discover --labeled known/ --unlabeled pile/")],
@@ -124,7 +132,8 @@ def discovered(bench: Workbench, assignment: Assignment) -> list[Group]:
     predicted = assignment.classes.cpu()[rows].numpy()
     truth = bench.dataset.train.classes[rows].numpy()
     sizes = np.bincount(predicted, minlength=bench.split.num_classes)
-    new = [c for c in np.argsort(-sizes, kind="stable") if c >= bench.split.num_seen and sizes[c]]
+    order = order_by_size(torch.from_numpy(predicted), bench.split.num_seen, bench.split.num_classes).tolist()
+    new = [c for c in order[bench.split.num_seen :] if sizes[c]]
     groups = []
     for number, group in enumerate(new, start=1):
         counts = np.bincount(truth[predicted == group])

@@ -11,8 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from opencon.anchor_count import COUNTERS
 from opencon.config import EvaluationSet
+from opencon.counting import COUNTERS
 from opencon.errors import ConfigError
 from opencon.experiments.workbench import Workbench, open_run
 from opencon.methods import Assignment, FeatureBank

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from opencon.config import RunConfig, to_dict
 from opencon.errors import MissingExtraError
-from opencon.optim import restore
-from opencon.runs import RunFolder
+from opencon.training.optimizer import restore
+from opencon.training.run_folder import RunFolder
 
 
 class Keeper:

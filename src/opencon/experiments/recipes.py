@@ -24,12 +24,11 @@ from opencon.config import (
     RunConfig,
     SplitConfig,
     from_dict,
-    require,
     to_dict,
     with_settings,
 )
 from opencon.data.benchmarks import DATASETS
-from opencon.errors import ConfigError
+from opencon.errors import ConfigError, require
 from opencon.methods import METHODS, Kind, Variant
 from opencon.registry import Registry, did_you_mean
 

@@ -16,10 +16,10 @@ from opencon.config import RunConfig, to_dict
 from opencon.data.split import Split
 from opencon.experiments.keeper import Keeper, tensorboard_writer
 from opencon.experiments.workbench import Workbench, build_loader, prepare, without_weights
-from opencon.optim import build_optimizer
-from opencon.runs import RunFolder
 from opencon.runtime import environment
-from opencon.trainer import fit
+from opencon.training.optimizer import build_optimizer
+from opencon.training.run_folder import RunFolder
+from opencon.training.trainer import fit
 
 MOST_PROBLEMS = 10  # files set aside that are named one by one
 MEASURED_STEPS = 50  # ours: of two views each, so that statistics scatter ten times less than a batch's

@@ -21,11 +21,11 @@ from opencon.data.streaming import Images
 from opencon.encoders import build_embedder
 from opencon.experiments.plan import check_fits
 from opencon.experiments.recipes import run_config
-from opencon.features import BATCH, embed_images
 from opencon.methods import METHODS, Assignment, FeatureBank, Method, Task
 from opencon.metrics import evaluate, knn_accuracy
-from opencon.runs import RunFolder
 from opencon.runtime import seeded
+from opencon.training.embedding import BATCH, embed_images
+from opencon.training.run_folder import RunFolder
 
 
 @dataclass(frozen=True)

@@ -72,7 +72,7 @@ ConfigT = TypeVar("ConfigT", bound=MethodConfig)
 
 
 class Method(nn.Module, ABC, Generic[ConfigT]):
-    """Five verbs: embed, step, after_step, before_epoch, assign."""
+    """Five verbs: embed, step, after_step, before_epoch, assign; and `start_from`, where a guess is there already."""
 
     settings: ClassVar[type[MethodConfig]]  # the class of its configuration
     special: ClassVar[Mapping[str, tuple[str, ...]]] = {}  # data set with recipes to what differs there, as for --set
@@ -110,6 +110,12 @@ class Method(nn.Module, ABC, Generic[ConfigT]):
     @abstractmethod
     def assign(self, bank: FeatureBank) -> Assignment:
         """A class for every image, once training is over."""
+
+    def start_from(self, bank: FeatureBank, classes: Tensor) -> None:
+        """Begin with a class for every image of a bank, (M,) in [0, C), where a good guess is there already.
+
+        A method that keeps nothing about classes has nothing to do.
+        """
 
     def before_epoch(self, epoch: Epoch) -> None:
         """Schedules and re-clustering."""

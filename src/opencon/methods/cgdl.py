@@ -13,8 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from opencon.config import MethodConfig, require
+from opencon.config import MethodConfig
 from opencon.encoders import Embedder
+from opencon.errors import require
 from opencon.methods.base import (
     Assignment,
     Batch,

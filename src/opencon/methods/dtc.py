@@ -13,9 +13,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from opencon.cluster import kmeans, name_clusters
-from opencon.config import MethodConfig, require
+from opencon.cluster.kmeans import kmeans
+from opencon.cluster.naming import name_clusters
+from opencon.config import MethodConfig
 from opencon.encoders import Embedder
+from opencon.errors import require
 from opencon.methods.base import (
     Assignment,
     Batch,

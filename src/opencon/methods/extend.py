@@ -14,8 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from opencon.cluster import kmeans
-from opencon.config import MethodConfig, require
+from opencon.cluster.kmeans import kmeans
+from opencon.config import MethodConfig
+from opencon.errors import require
 from opencon.methods.base import Assignment, FeatureBank, Task
 from opencon.runtime import generator
 

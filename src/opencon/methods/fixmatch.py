@@ -15,8 +15,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from opencon.config import AugmentConfig, MethodConfig, require
+from opencon.config import AugmentConfig, MethodConfig
 from opencon.encoders import Embedder
+from opencon.errors import require
 from opencon.methods.base import Assignment, Batch, FeatureBank, Kind, Method, Schedule, StepOutput, Task, Variant
 from opencon.methods.extend import check_rejection, reject_and_cluster
 from opencon.methods.parts import WeightAverage, not_negative

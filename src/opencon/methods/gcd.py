@@ -14,8 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from opencon.cluster import kmeans
-from opencon.config import AugmentConfig, MethodConfig, require
+from opencon.cluster.kmeans import kmeans
+from opencon.config import AugmentConfig, MethodConfig
+from opencon.errors import require
 from opencon.losses.contrastive import contrast_within
 from opencon.methods.base import Assignment, Batch, FeatureBank, Kind, Method, Schedule, StepOutput, Variant
 from opencon.methods.parts import positive

@@ -11,7 +11,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from opencon.cluster import cluster_and_name
+from opencon.cluster.naming import cluster_and_name
 from opencon.config import MethodConfig
 from opencon.encoders import Embedder
 from opencon.methods.base import Assignment, Batch, FeatureBank, Kind, Method, Schedule, StepOutput, Task, Variant

@@ -10,10 +10,12 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from opencon.config import AugmentConfig, MethodConfig, require
+from opencon.config import AugmentConfig, MethodConfig
 from opencon.encoders import Embedder
+from opencon.errors import require
 from opencon.losses.balance import kl_to_prior
 from opencon.losses.contrastive import contrast_within
 from opencon.methods.base import (
@@ -104,6 +106,7 @@ class OpenCon(Method[OpenConConfig]):
     prior: Tensor  # (C,)
     novel_weight: Tensor  # scalar on the device: the ramp must reach a captured step
     epoch_threshold: Tensor  # scalar, for threshold_from = "labeled_set"
+    is_started: Tensor  # scalar bool: `start_from` has been called
 
     def __init__(self, config: OpenConConfig, task: Task, embedder: Embedder) -> None:
         super().__init__(config, task, embedder)
@@ -111,6 +114,7 @@ class OpenCon(Method[OpenConConfig]):
         self.register_buffer("prior", class_prior(config.prior, task))
         self.register_buffer("novel_weight", torch.tensor(0.0 if config.ramp_epochs else config.weight_novel))
         self.register_buffer("epoch_threshold", torch.tensor(float("-inf")))
+        self.register_buffer("is_started", torch.tensor(False))
 
     @classmethod
     def schedule(cls, kind: Kind, variant: Variant = "released") -> Schedule:
@@ -130,10 +134,24 @@ class OpenCon(Method[OpenConConfig]):
         lr = {"lr": 0.02 if paper else 0.01} if kind == "imagenet" else {}  # released code: 0.01 on ImageNet
         return usual(method, kind, augment=large, **lr)
 
+    @torch.no_grad()
+    def start_from(self, bank: FeatureBank, classes: Tensor) -> None:
+        """Prototypes at the mean of each class, the prior by its size; the novel loss counts in full from the first step.
+
+        The prior adds a row to every class, so that none is impossible.
+        """
+        total = torch.zeros_like(self.prototypes).index_add_(0, classes, bank.z)
+        self.prototypes.copy_(F.normalize(total, dim=1))
+        shares = torch.bincount(classes[bank.labels < 0], minlength=self.task.num_classes) + 1.0
+        shares = shares / shares.sum()
+        self.prior.copy_(shares / shares.sum())
+        self.is_started.fill_(True)
+
     def before_epoch(self, epoch: Epoch) -> None:
         """Ramp the weight of L_n; refresh the threshold where it comes from all labeled images."""
         c = self.config
-        ramp = min(1.0, epoch.index / c.ramp_epochs) if c.ramp_epochs else 1.0
+        ramps = c.ramp_epochs and not bool(self.is_started)  # host sync: once an epoch
+        ramp = min(1.0, epoch.index / c.ramp_epochs) if ramps else 1.0
         self.novel_weight.fill_(c.weight_novel * ramp)
         if c.threshold_from == "labeled_set":
             self.epoch_threshold.copy_(self._threshold(epoch.features()))

@@ -14,7 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from opencon.config import MethodConfig, require
+from opencon.config import MethodConfig
+from opencon.errors import require
 
 
 def ramp_up(epoch: int, length: int) -> float:

@@ -13,9 +13,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from opencon.cluster import cluster_and_name, kmeans
-from opencon.config import AugmentConfig, MethodConfig, require
+from opencon.cluster.kmeans import kmeans
+from opencon.cluster.naming import cluster_and_name
+from opencon.config import AugmentConfig, MethodConfig
 from opencon.encoders import Embedder
+from opencon.errors import require
 from opencon.methods.base import (
     Assignment,
     Batch,

@@ -16,9 +16,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from opencon.cluster import name_clusters
-from opencon.config import MethodConfig, require
+from opencon.cluster.naming import name_clusters
+from opencon.config import MethodConfig
 from opencon.encoders import Embedder
+from opencon.errors import require
 from opencon.losses.pairwise import pair_bce, same_top_k
 from opencon.methods.base import (
     Assignment,

@@ -10,8 +10,9 @@ from typing import ClassVar
 
 import torch
 
-from opencon.cluster import cluster_and_name
-from opencon.config import MethodConfig, require
+from opencon.cluster.naming import cluster_and_name
+from opencon.config import MethodConfig
+from opencon.errors import require
 from opencon.losses.contrastive import contrast_within
 from opencon.methods.base import Assignment, Batch, FeatureBank, Kind, Method, Schedule, StepOutput, Variant
 from opencon.methods.schedule import usual

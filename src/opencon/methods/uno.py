@@ -16,8 +16,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from opencon.config import AugmentConfig, MethodConfig, require
+from opencon.config import AugmentConfig, MethodConfig
 from opencon.encoders import Embedder
+from opencon.errors import require
 from opencon.losses.balance import sinkhorn
 from opencon.methods.base import (
     Assignment,

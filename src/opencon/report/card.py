@@ -18,7 +18,6 @@ class CardData:
     sizes: tuple[int, ...]  # training photos of each
     encoder: str
     image_size: int  # pixels
-    novelty_threshold: float
     outlier_threshold: float
     version: str  # of opencon
     facts: Mapping[str, str]  # how it was made: what to how
@@ -45,7 +44,6 @@ def model_card(data: CardData) -> str:
         new_noun="group" if num_new == 1 else "groups",
         photos=f"{sum(data.sizes):,}",
         size=data.image_size,
-        novelty=f"{data.novelty_threshold:.4g}",
         outlier=f"{data.outlier_threshold:.4g}",
         classes="\n".join(listed),
         facts="\n".join(facts),
@@ -75,7 +73,7 @@ tags: [open-world, category-discovery, image-classification]
 # {title}
 
 This model sorts photos. It recognizes {num_seen} seen {seen_noun} that were named with examples, and {num_new} new \
-{new_noun} that were found among photos without labels. A photo that is unlike all of them is called an outlier.
+{new_noun} that were found among photos without labels. A photo may be unlike all of them.
 
 ## Classes and groups
 
@@ -96,11 +94,11 @@ opencon is built around OpenCon (Sun and Li, "OpenCon: Open-world Contrastive Le
 ## Use
 
 ```python
-from opencon.model import OpenConModel
+from opencon import OpenConModel
 
 model = OpenConModel.from_pretrained(".")  # this folder
 for photo in model.predict(["photo.jpg"]):  # photos, or folders of them
-    print(photo.file, photo.label, photo.confidence, photo.is_new, photo.is_outlier, photo.nearest)
+    print(photo.file, photo.predicted, photo.kind, photo.confidence, photo.unlike_everything, photo.nearest)
 ```
 
 Or without opencon and PyTorch, from the graph that `opencon.export.export_onnx(model, "model.onnx")` writes:
@@ -117,13 +115,13 @@ names = json.loads(session.get_modelmeta().custom_metadata_map["class_names"])
 photo = ImageOps.exif_transpose(Image.open("photo.jpg")).convert("RGB")
 square = ImageOps.fit(photo, ({size}, {size}), Image.Resampling.BICUBIC)  # the central square
 images = np.asarray(square, dtype=np.float32).transpose(2, 0, 1)[None] / 255  # (1, 3, {size}, {size}) in [0, 1]
-p, is_outlier = session.run(["probabilities", "is_outlier"], {{"images": images}})
-print("none of these" if is_outlier[0] else names[int(p[0].argmax())])
+p, unlike_everything = session.run(["probabilities", "unlike_everything"], {{"images": images}})
+print("none of these" if unlike_everything[0] else names[int(p[0].argmax())])
 ```
 
 - `confidence` (the largest of `probabilities`) is between 0 and 1.
-- `novelty` is larger the less a photo is like the seen classes; above {novelty} it is more likely something else than seen.
-- `similarity`, the cosine to the nearest prototype, makes an outlier where it is below {outlier}.
+- `novelty` is larger the less a photo is like the seen classes; above 0 it is more likely something else than seen.
+- `similarity`, the cosine to the nearest prototype, says that a photo is unlike everything where it is below {outlier}.
 
 ## Intended use
 
@@ -133,7 +131,7 @@ somebody renamed them.
 
 ## Limits
 
-- It knows only the classes and groups above. Other subjects should come out as outliers, but some will be taken for a class.
+- It knows only the classes and groups above. Other subjects should come out as unlike everything, but some will be taken for a class.
 - Confidence was learned from these photos alone and can be too high on others.
 - Only the central square of a photo is looked at, at {size} x {size} pixels: small things and things at the edge are missed.
 - Whatever the encoder's training images were biased toward, the groups are too.

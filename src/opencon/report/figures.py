@@ -5,7 +5,6 @@ Letters: M images, D embedding size, S = num_seen. True classes below S are seen
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -15,6 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 from sklearn.manifold import TSNE
 
 from opencon.errors import ConfigError, DataError, MissingExtraError
+from opencon.files import write_whole
 from opencon.metrics import match, novelty_detection
 
 Projection = Literal["auto", "pca", "tsne"]
@@ -96,10 +96,8 @@ def blank_figure(size: tuple[float, float]) -> Any:
 
 def save_png(figure: Any, path: Path, **options: Any) -> Path:
     """Write the picture under a temporary name, then rename it: nothing half drawn stays behind."""
-    partial = path.with_name(path.name + ".partial")
-    figure.savefig(partial, format="png", metadata={"Software": None}, **options)  # same picture, same bytes
-    os.replace(partial, path)
-    return path
+    options |= {"format": "png", "metadata": {"Software": None}}  # same picture, same bytes
+    return write_whole(path, lambda partial: figure.savefig(partial, **options))
 
 
 def project(z: ArrayLike, *, projection: Projection = "auto", seed: int = 0) -> tuple[str, Points]:

@@ -9,7 +9,6 @@ Letters: M photos, C = S + new groups, S = num_seen. "Labeled" photos carry the 
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,14 +22,16 @@ from numpy.typing import ArrayLike, NDArray
 from PIL import Image
 
 from opencon.errors import DataError
+from opencon.files import write_whole
 from opencon.metrics import OpenWorldAccuracy
 from opencon.report.charts import count_curve, histogram
 from opencon.report.embed import as_html, as_jpeg, as_json, policy_hash, readable
 from opencon.report.figures import COLORS
+from opencon.report.table import PhotoTable, number_of
 from opencon.version import __version__
 
 if TYPE_CHECKING:
-    from opencon.class_count import CountEstimate
+    from opencon.counting.base import CountEstimate
 
 Ids = NDArray[np.int64]
 
@@ -45,23 +46,15 @@ DARK_COLORS = ("#77aadd", "#ee8866", "#44bb99", "#eedd88", "#ffaabb", "#99ddff",
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ReportData:
-    """All that the page shows, as plain arrays with one entry for each of the M photos that could be read."""
+    """All that the page shows."""
 
     title: str  # whose photos; the page is called so
-    files: Sequence[str]  # (M,) names to show
-    picture: Callable[[int], Image.Image | None]  # the photo of a row, of any size; None: there is none to show
-    predicted: ArrayLike  # (M,) class in [0, C), for labeled photos too
-    class_names: Sequence[str]  # C names: the seen classes, then "new-1", "new-2", ...
-    num_seen: int
-    given: ArrayLike  # (M,) the user's label in [0, S), or -1
-    confidence: ArrayLike  # (M,) in [0, 1]
-    novelty: ArrayLike  # (M,) larger is newer
+    table: PhotoTable  # what the model says of each photo; M of them can be read
+    picture: Callable[[int], Image.Image | None]  # of a readable photo, by its number, of any size; None: none to show
     novelty_threshold: float | None
-    is_outlier: ArrayLike  # (M,) unlike every class and group
     xy: ArrayLike  # (M, 2) positions on the map
     projection: str  # what made them, e.g. "t-SNE"
     count: CountEstimate | None = None  # None: the number of classes was given
-    problems: Sequence[tuple[str, str]] = ()  # (file, reason) of what could not be read
     next_steps: Sequence[tuple[str, str]] = ()  # (what it does, the command)
     names_command: str = ""  # the command that reads names.csv; none: groups cannot be named here
     names_for: str = ""  # of which discovery names.csv is
@@ -71,40 +64,41 @@ class ReportData:
 
 
 class _Rows(NamedTuple):
-    """The arrays of a report, checked, and the class each photo is shown under."""
+    """The readable photos as arrays, and the class each is shown under."""
 
-    predicted: Ids
-    given: Ids
+    files: list[str]
+    predicted: Ids  # the nearest class, for labeled photos too
+    given: Ids  # the user's label in [0, S), or -1
     confidence: NDArray[np.float64]
     novelty: NDArray[np.float64]
     threshold: float | None
     xy: NDArray[np.float64]
     shown_as: Ids  # the user's label where there is one, else the model's class
     is_free: NDArray[np.bool_]  # unlabeled: what the model sorted
-    is_outlier: NDArray[np.bool_]  # free, and unlike everything
-    is_uncertain: NDArray[np.bool_]  # free, no outlier, and the choice has less than an even chance
+    is_odd: NDArray[np.bool_]  # free, and unlike everything
+    is_uncertain: NDArray[np.bool_]  # free, not odd, and the choice has less than an even chance
     is_doubtful: NDArray[np.bool_]  # labeled, but the model sees another class
 
 
 def write_report(data: ReportData, path: Path) -> Path:
     """Write the page, under a temporary name first; return its path. The folder must exist."""
-    rows = _checked(data)
+    rows = _arrays(data)
     template, style, script = (
         (files("opencon.report") / f"page.{kind}").read_text(encoding="utf-8") for kind in ("html", "css", "js")
     )
     galleries = _galleries(data, rows)
-    pictured, kept = _sample(galleries, len(data.files))
+    pictured, kept = _sample(galleries, len(rows.files))
     parts = {
         "style": style,
         "style_hash": policy_hash(style),
         "script": script,
         "script_hash": policy_hash(script),
         "title": as_html(data.title),
-        "headline": as_html(headline(data)),
+        "headline": as_html(data.table.headline),
         "shares": _shares(data, rows),
         "sureness": " ".join(filter(None, (_sureness(rows), _unread(data)))),
         "accuracy": _accuracy(data),
-        "sample": _sample_note(len(data.files), len(pictured), len(kept)),
+        "sample": _sample_note(len(rows.files), len(pictured), len(kept)),
         "names_command": f"Then run:<pre>{as_html(data.names_command)}</pre>" if data.names_command else "",
         "projection": as_html(data.projection),
         "novelty": _novelty(data, rows),
@@ -117,42 +111,14 @@ def write_report(data: ReportData, path: Path) -> Path:
     }
     # One pass, so that nothing put in is looked through for further places to fill.
     page = re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], template)
-    unfinished = path.with_name(path.name + ".partial")
-    unfinished.write_bytes(page.encode())
-    os.replace(unfinished, path)
-    return path
+    return write_whole(path, lambda partial: partial.write_bytes(page.encode()))
 
 
 # --- words ------------------------------------------------------------------------------------------------------------
 
 
-def headline(data: ReportData) -> str:
-    """The outcome in one sentence, about the photos that had no label."""
-    predicted, is_free = np.asarray(data.predicted), np.asarray(data.given) < 0
-    belongs = is_free & ~np.asarray(data.is_outlier, dtype=bool)
-    if not is_free.any():
-        all_of_them = "The only photo carries" if len(is_free) == 1 else f"All {len(is_free):,} photos carry"
-        return f"{all_of_them} your label: nothing was left to discover"
-    total, odd = int(is_free.sum()), int((is_free & ~belongs).sum())
-    seen = int((predicted[belongs] < data.num_seen).sum())
-    new = total - seen - odd
-    groups = _number(len(np.unique(predicted[belongs & (predicted >= data.num_seen)])), "new group")
-    photos = _number(total, "photo")
-    if seen == total:
-        return f"{photos}: {'it is something' if total == 1 else 'all are things'} you know, no new group"
-    if new == total:
-        falls = "it falls" if total == 1 else "none is a thing you know, they fall"
-        return f"{photos}: {falls} into {groups}"
-    parts = {
-        f"{'1 is a thing' if seen == 1 else f'{seen:,} are things'} you know": seen,
-        f"{'1 falls' if new == 1 else f'{new:,} fall'} into {groups}": new,
-        f"{_be(odd)} unlike everything": odd,
-    }
-    return f"{photos}: {', '.join(part for part, count in parts.items() if count)}"
-
-
 def _sureness(rows: _Rows) -> str:
-    outliers, uncertain = int(rows.is_outlier.sum()), int(rows.is_uncertain.sum())
+    outliers, uncertain = int(rows.is_odd.sum()), int(rows.is_uncertain.sum())
     sentences = []
     if rows.is_free.any():
         sure = f"{_be(uncertain)} uncertain (the choice has less than an even chance)"
@@ -160,8 +126,8 @@ def _sureness(rows: _Rows) -> str:
         sentences.append(f"{sure}; {odd}." if uncertain else f"None is uncertain; {odd}.")
     labeled, wrong = int((~rows.is_free).sum()), int(rows.is_doubtful.sum())
     if labeled:
-        classes = _number(len(np.unique(rows.given[~rows.is_free])), "class", "classes")
-        sentences.append(f"Learned from {_number(labeled, 'photo')} you labeled ({classes}).")
+        classes = number_of(len(np.unique(rows.given[~rows.is_free])), "class", "classes")
+        sentences.append(f"Learned from {number_of(labeled, 'photo')} you labeled ({classes}).")
     if wrong:
         look = "looks" if wrong == 1 else "look"
         sentences.append(f'<a href="#doubtful">{wrong:,} of your labels {look} doubtful</a>.')
@@ -169,9 +135,8 @@ def _sureness(rows: _Rows) -> str:
 
 
 def _unread(data: ReportData) -> str:
-    if not data.problems:
-        return ""
-    return f'<a href="#problems">{_number(len(data.problems), "file")} could not be read</a>.'
+    unread = len(data.table.unreadable)
+    return f'<a href="#problems">{number_of(unread, "file")} could not be read</a>.' if unread else ""
 
 
 def _accuracy(data: ReportData) -> str:
@@ -197,14 +162,14 @@ def _sample_note(total: int, pictures: int, photos: int) -> str:
 
 def _novelty(data: ReportData, rows: _Rows) -> str:
     free = rows.is_free if rows.is_free.any() else ~rows.is_free
-    is_new = rows.shown_as[free] >= data.num_seen
+    is_new = rows.shown_as[free] >= data.table.num_seen
     return histogram(rows.novelty[free], is_new, threshold=rows.threshold)
 
 
 def _count(data: ReportData) -> str:
-    new = _number(len(data.class_names) - data.num_seen, "new group")
+    new = number_of(len(data.table.class_names) - data.table.num_seen, "new group")
     if data.count is None:
-        return f"<p>The number was given: {_number(data.num_seen, 'seen class', 'seen classes')} and {new}.</p>"
+        return f"<p>The number was given: {number_of(data.table.num_seen, 'seen class', 'seen classes')} and {new}.</p>"
     c = data.count
     chart = count_curve(c.curve, chosen=c.num_classes, low=c.low, high=c.high)
     between = f"{c.low} to {c.high}" if c.low != c.high else f"{c.low}"
@@ -212,34 +177,27 @@ def _count(data: ReportData) -> str:
 
 
 def _problems(data: ReportData) -> str:
-    if not data.problems:
+    unread = data.table.unreadable
+    if not unread:
         return "<p>Every file could be read.</p>"
-    items = "".join(
-        f"<li><bdi>{as_html(file)}</bdi> <span>{as_html(reason)}</span></li>" for file, reason in data.problems
-    )
-    count = _number(len(data.problems), "file")
-    return (
-        f"<p>{count} could not be read and {'is' if len(data.problems) == 1 else 'are'} left out.</p><ul>{items}</ul>"
-    )
+    items = "".join(f"<li><bdi>{as_html(row.file)}</bdi> <span>{as_html(row.error)}</span></li>" for row in unread)
+    left_out = f"could not be read and {'is' if len(unread) == 1 else 'are'} left out"
+    return f"<p>{number_of(len(unread), 'file')} {left_out}.</p><ul>{items}</ul>"
 
 
 def _shares(data: ReportData, rows: _Rows) -> str:
     """A bar of the unlabeled photos, class by class; decoration, the headline says the same."""
-    counts = np.bincount(rows.predicted[rows.is_free & ~rows.is_outlier], minlength=len(data.class_names))
+    counts = np.bincount(rows.predicted[rows.is_free & ~rows.is_odd], minlength=len(data.table.class_names))
     at, bars = 0.0, []
     for c, count in enumerate(counts.tolist()):
         wide = 1000 * count / max(int(rows.is_free.sum()), 1)  # what is unlike everything leaves a gap
         if count:
-            kind = "seen" if c < data.num_seen else "novel"
+            kind = "seen" if c < data.table.num_seen else "novel"
             bars.append(f'<rect class="{kind}" x="{at:.1f}" width="{max(wide - 2, 0.5):.1f}" height="10"/>')
         at += wide
     return (
         f'<svg class="shares" viewBox="0 0 1000 10" preserveAspectRatio="none" aria-hidden="true">{"".join(bars)}</svg>'
     )
-
-
-def _number(count: int, one: str, many: str = "") -> str:
-    return f"{count:,} {one if count == 1 else many or one + 's'}"
 
 
 def _be(count: int) -> str:
@@ -252,7 +210,7 @@ def _be(count: int) -> str:
 def _galleries(data: ReportData, rows: _Rows) -> list[dict[str, Any]]:
     """One gallery for each new group, each seen class, the outliers and the doubtful labels, as rows of photos."""
     galleries = []
-    room = MAX_PICTURES // max(len(data.class_names), 1)  # of many classes each shows fewer, at least one
+    room = MAX_PICTURES // max(len(data.table.class_names), 1)  # of many classes each shows fewer, at least one
     num_typical, num_unsure = min(NUM_TYPICAL, max(room * 2 // 3, 1)), min(NUM_UNSURE, room // 3)
 
     def add(kind: str, c: int, members: Ids, labeled: Ids) -> None:
@@ -265,12 +223,12 @@ def _galleries(data: ReportData, rows: _Rows) -> list[dict[str, Any]]:
                 {"kind": kind, "class": c, "typical": typical, "unsure": rest[::-1][:num_unsure], **counts}
             )
 
-    for c in [*range(data.num_seen, len(data.class_names)), *range(data.num_seen)]:
+    for c in [*range(data.table.num_seen, len(data.table.class_names)), *range(data.table.num_seen)]:
         here = rows.shown_as == c
-        kind = "seen" if c < data.num_seen else "new"
-        add(kind, c, np.flatnonzero(here & rows.is_free & ~rows.is_outlier), np.flatnonzero(here & ~rows.is_free))
+        kind = "seen" if c < data.table.num_seen else "new"
+        add(kind, c, np.flatnonzero(here & rows.is_free & ~rows.is_odd), np.flatnonzero(here & ~rows.is_free))
     none = np.empty(0, np.int64)
-    add("outliers", -1, np.flatnonzero(rows.is_outlier), none)
+    add("outliers", -1, np.flatnonzero(rows.is_odd), none)
     add("doubtful", -1, none, np.flatnonzero(rows.is_doubtful))
     return galleries
 
@@ -291,25 +249,25 @@ def _payload(
     spread = rows.xy - rows.xy.min(axis=0)
     xy = np.rint(spread * (MAP_UNITS / (float(spread.max()) or 1.0))).astype(np.int64)  # (M, 2)
     return {
-        "num_seen": int(data.num_seen),
+        "num_seen": int(data.table.num_seen),
         "can_name": bool(data.names_command),
         "names_for": data.names_for,
         "threshold": rows.threshold,
         "colors": COLORS,
         "dark_colors": DARK_COLORS,
-        "classes": [readable(name) for name in data.class_names],
+        "classes": [readable(name) for name in data.table.class_names],
         "galleries": [
             g | {part: [place[row] for row in g[part] if row in place] for part in ("typical", "unsure")}
             for g in galleries
         ],
         "size": xy.max(axis=0).tolist(),
         "photos": {
-            "file": [readable(data.files[row]) for row in kept],
+            "file": [readable(rows.files[row]) for row in kept],
             "predicted": rows.predicted[kept].tolist(),
             "given": rows.given[kept].tolist(),
             "confidence": rows.confidence[kept].round(4).tolist(),
             "novelty": [float(f"{value:.4g}") for value in rows.novelty[kept]],
-            "doubt": np.where(rows.is_outlier, 2, rows.is_uncertain)[kept].tolist(),
+            "doubt": np.where(rows.is_odd, 2, rows.is_uncertain)[kept].tolist(),
             "x": xy[kept, 0].tolist(),
             "y": xy[kept, 1].tolist(),
         },
@@ -317,38 +275,33 @@ def _payload(
     }
 
 
-# --- checks -----------------------------------------------------------------------------------------------------------
+# --- arrays -----------------------------------------------------------------------------------------------------------
 
 
-def _checked(data: ReportData) -> _Rows:
-    M, C = len(data.files), len(data.class_names)
+def _arrays(data: ReportData) -> _Rows:
+    readable_rows, names = data.table.readable, data.table.class_names
+    M = len(readable_rows)
     if not M:
         raise DataError("there is no photo to report on. Give at least one file that can be read.")
-    if not 0 <= data.num_seen <= C:
-        raise DataError(f"num_seen = {data.num_seen} must lie between 0 and the {C} class names.")
-    predicted, given = np.asarray(data.predicted), np.asarray(data.given)
-    confidence, novelty = np.asarray(data.confidence, dtype=np.float64), np.asarray(data.novelty, dtype=np.float64)
-    is_outlier, xy = np.asarray(data.is_outlier, dtype=bool), np.asarray(data.xy, dtype=np.float64)
-    per_row = {"predicted": predicted, "given": given, "confidence": confidence}
-    per_row |= {"novelty": novelty, "is_outlier": is_outlier}
-    for name, values in per_row.items():
-        if values.shape != (M,):
-            raise DataError(f"{name} has shape {values.shape}, but there are {M} files. Give one entry per file.")
+    number = {name: c for c, name in reversed(list(enumerate(names)))}
+    predicted = np.array([number[row.closest] for row in readable_rows if row.closest is not None], dtype=np.int64)
+    given = np.array([-1 if row.given is None else number[row.given] for row in readable_rows], dtype=np.int64)
+    confidence, novelty = (
+        np.array([getattr(row, column) for row in readable_rows], dtype=np.float64)
+        for column in ("confidence", "novelty")
+    )
+    xy = np.asarray(data.xy, dtype=np.float64)
     if xy.shape != (M, 2):
-        raise DataError(f"xy has shape {xy.shape}, but there are {M} files. Give two positions per file.")
+        raise DataError(f"xy has shape {xy.shape}, but there are {M} photos. Give two positions for each.")
     for name, values in (("confidence", confidence), ("novelty", novelty), ("xy", xy)):
         if not np.isfinite(values).all():
             raise DataError(f"{name} holds entries that are not finite numbers; they cannot be shown.")
-    for name, ids, low, high in (("predicted", predicted, 0, C), ("given", given, -1, data.num_seen)):
-        if ids.dtype.kind not in "iu" or ids.min() < low or ids.max() >= high:
-            raise DataError(
-                f"{name} reaches from {ids.min()} to {ids.max()}; it must be whole, from {low} to {high - 1}."
-            )
     threshold = data.novelty_threshold
     threshold = float(threshold) if threshold is not None and np.isfinite(threshold) else None
     is_free = given < 0
-    is_outlier = is_outlier & is_free
+    is_odd = np.array([row.unlike_everything for row in readable_rows], dtype=bool) & is_free
     return _Rows(
+        files=[row.file for row in readable_rows],
         predicted=predicted,
         given=given,
         confidence=confidence,
@@ -357,7 +310,7 @@ def _checked(data: ReportData) -> _Rows:
         xy=xy,
         shown_as=np.where(is_free, predicted, given),
         is_free=is_free,
-        is_outlier=is_outlier,
-        is_uncertain=is_free & ~is_outlier & (confidence < UNCERTAIN),
+        is_odd=is_odd,
+        is_uncertain=is_free & ~is_odd & (confidence < UNCERTAIN),
         is_doubtful=~is_free & (given != predicted),
     )

@@ -1,0 +1,222 @@
+"""The public functions, one for each command; the command line is a thin skin over the same parts.
+
+Everything here is importable from `opencon` itself. The rooms below are private: they may change with any version.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from opencon.config import RunConfig, with_settings
+from opencon.errors import ConfigError
+from opencon.experiments.compare import FORMATS, Section, compare_runs, render
+from opencon.experiments.evaluate import evaluate_run
+from opencon.experiments.recipes import get_recipe, read_config
+from opencon.experiments.train import Callbacks
+from opencon.experiments.train import train as train_run
+from opencon.openworld.fit import OpenWorldConfig
+from opencon.photos.discover import DiscoverConfig, Discovery, Progress, discover_photos, prepare
+from opencon.photos.features import VIEWS_FOR_STEPS, FeatureSettings
+from opencon.photos.listing import find_photos, read_truth
+from opencon.runtime import pick_device
+
+PathLike = str | Path
+
+
+def discover(
+    folder: PathLike | None = None,
+    *,
+    out: PathLike,
+    labeled: PathLike | None = None,
+    unlabeled: PathLike | None = None,
+    labels: PathLike | None = None,
+    manifest: PathLike | None = None,
+    novel: int | None = None,
+    encoder: str = "efficientnet_lite0",
+    size: int | None = None,
+    steps: int = 0,
+    views: int | None = None,
+    finetune: bool = False,
+    seed: int = 0,
+    device: str = "auto",
+    cache: PathLike | None = None,
+    truth: PathLike | None = None,
+    progress: Progress = lambda stage, done, total: None,
+) -> Discovery:
+    """Sort photos into the classes you named, and discover new groups among the rest.
+
+    >>> import opencon
+    >>> result = opencon.discover("photos/", out="runs/photos")  # doctest: +SKIP
+    >>> result.headline, result.groups, result.table.to_pandas()  # doctest: +SKIP
+
+    Args:
+        folder: with labeled/ (one sub-folder per class) and unlabeled/ in it; or any folder, with `labels`.
+        out: a folder for the results; what an earlier discovery wrote there is replaced.
+        labeled: a folder with one sub-folder per class, beside `unlabeled`.
+        unlabeled: a folder with the other photos.
+        labels: a table path,label for the photos in `folder`; an empty label is none.
+        manifest: a table path,label of all photos, paths relative to it.
+        novel: how many new groups to look for; None: as many as there seem to be.
+        encoder: efficientnet_lite0, timm:NAME, or the folder of a run of ours.
+        size: pixels a side the encoder sees; None: 224, or 128 for small photos.
+        steps: steps in which a head is trained on the features first. They gain nothing that can be measured.
+        views: random views of each photo for the steps; None: 4 where there are steps.
+        finetune: train the encoder's last stage too; minutes on a GPU, hours on a CPU.
+        seed: of everything random.
+        device: "auto", "cpu", "cuda" or "cuda:N".
+        cache: a folder to keep features in for the next time; None: nowhere.
+        truth: a table file,class, to measure accuracy with; the learner never sees it.
+        progress: told (stage, done, all).
+
+    Returns:
+        The table of the photos, the groups, the count of classes, and where everything was written.
+    """
+    photos = find_photos(
+        _path(folder),
+        labeled=_path(labeled),
+        unlabeled=_path(unlabeled),
+        labels=_path(labels),
+        manifest=_path(manifest),
+    )
+    config = discover_config(
+        novel=novel, encoder=encoder, size=size, steps=steps, views=views, finetune=finetune, seed=seed
+    )
+    true = None if truth is None else read_truth(Path(truth))
+    prepared = prepare(photos, config, pick_device(device))
+    return discover_photos(prepared, Path(out).expanduser(), cache=_path(cache), truth=true, progress=progress)
+
+
+def discover_config(
+    *, novel: int | None, encoder: str, size: int | None, steps: int, views: int | None, finetune: bool, seed: int
+) -> DiscoverConfig:
+    """What is asked of a discovery; the arguments are those of `discover`."""
+    if views is None:
+        views = VIEWS_FOR_STEPS if steps else 0
+    return DiscoverConfig(
+        features=FeatureSettings(encoder=encoder, image_size=size, num_views=views, seed=seed),
+        fit=OpenWorldConfig(num_novel=novel, steps=steps, seed=seed),
+        finetune=finetune,
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """A trained run: its folder and what was measured."""
+
+    folder: Path
+    result: dict[str, Any]  # result.json: accuracies as shares, protocol, seconds, ...
+
+    def __repr__(self) -> str:
+        scores = ", ".join(f"{key} {self.result[key]:.1%}" for key in ("all", "novel", "seen") if key in self.result)
+        return f"<Run in {self.folder}: {scores or 'trained'}>"
+
+
+def train(
+    recipe: str | RunConfig,
+    *,
+    out: PathLike,
+    settings: Mapping[str, Any] | None = None,
+    variant: str = "released",
+    data: PathLike | None = None,
+    weights: PathLike | None = None,
+    seed: int | None = None,
+    device: str = "auto",
+    callbacks: Callbacks = Callbacks(),  # noqa: B008 (frozen)
+) -> Run:
+    """Train a method on a data set; a run that was interrupted goes on, a finished one is shown.
+
+    >>> import opencon
+    >>> opencon.train("orca/digits", out="runs/orca", settings={"train.epochs": 5})  # doctest: +SKIP
+
+    Args:
+        recipe: a name as `opencon list recipes` shows it (METHOD/DATASET; a data set alone means OpenCon), a TOML file,
+            or a configuration.
+        out: the run folder.
+        settings: settings to change, by their dotted name.
+        variant: "released" or "paper", for a recipe by name.
+        data: where the images lie (data.root).
+        weights: a checkpoint to start from (encoder.weights).
+        seed: of training (train.seed).
+        device: "auto", "cpu", "cuda" or "cuda:N".
+        callbacks: told of lines, steps and epochs.
+    """
+    if isinstance(recipe, RunConfig):
+        config = recipe
+    elif recipe.endswith(".toml"):
+        config = read_config(Path(recipe))
+    else:
+        config = get_recipe(recipe, variant=variant)
+    short = {"data.root": data, "encoder.weights": weights, "train.seed": seed}
+    changes = {key: value for key, value in short.items() if value is not None} | dict(settings or {})
+    lines = [f"{key}={json.dumps(value, default=str)}" for key, value in changes.items()]
+    folder = Path(out).expanduser()
+    return Run(folder, train_run(with_settings(config, lines), folder, pick_device(device), callbacks=callbacks))
+
+
+def evaluate(
+    run: PathLike | Run,
+    *,
+    protocol: str | None = None,
+    on: str | None = None,
+    data: PathLike | None = None,
+    device: str = "auto",
+    novelty: bool = False,
+    count: str | None = None,
+) -> dict[str, Any]:
+    """Measure a trained run again; by default as it was trained.
+
+    Args:
+        run: a run folder, or what `train` returned.
+        protocol: "orca" or "gcd".
+        on: "unlabeled" (training images) or "test" (held-out images).
+        data: where the images lie now.
+        device: "auto", "cpu", "cuda" or "cuda:N".
+        novelty: also compare every novelty score.
+        count: also estimate the number of classes, by "tree", "gcd", "dtc" or "orca".
+
+    Returns:
+        Accuracies as shares, with their protocol, images and number.
+    """
+    folder = run.folder if isinstance(run, Run) else Path(run).expanduser()
+    where = None if data is None else str(data)
+    return evaluate_run(
+        folder, pick_device(device), protocol=protocol, on=on, data_root=where, novelty=novelty, count=count
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class Comparison:
+    """Runs side by side, a section for each data set: mean and spread over seeds, and the published numbers."""
+
+    sections: list[Section]
+
+    def to(self, form: str) -> str:
+        """As "markdown", "csv", "latex" or "json"."""
+        forms = [known for known in FORMATS if known != "table"]
+        if form not in forms:
+            raise ConfigError(f"form {form!r} must be one of {', '.join(forms)}.")
+        return render(self.sections, form)
+
+    def __repr__(self) -> str:
+        return self.to("markdown")
+
+    def _repr_markdown_(self) -> str:
+        """What a notebook shows."""
+        return self.to("markdown")
+
+
+def compare(runs: Iterable[PathLike | Run]) -> Comparison:
+    """Runs side by side: mean and standard deviation over seeds, seconds per epoch, and the published numbers.
+
+    Args:
+        runs: run folders, folders of runs, or what `train` returned.
+    """
+    return Comparison(compare_runs([run.folder if isinstance(run, Run) else Path(run).expanduser() for run in runs]))
+
+
+def _path(value: PathLike | None) -> Path | None:
+    return None if value is None else Path(value).expanduser()

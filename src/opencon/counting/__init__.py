@@ -1,0 +1,26 @@
+"""How many classes are there? Every way to count has one interface: rows and some labels in, a `CountEstimate` out.
+
+    tree  ours, and the default everywhere (`counting.tree`)
+    gcd   as GCD counts: the k whose k-means groups fit the labeled rows best (`counting.gcd`)
+    dtc   as DTC counts: some seen classes are hidden, to see at which k they are found again (`counting.dtc`)
+    orca  dtc: ORCA's number for CIFAR-100 is DTC's estimate (124 classes), and OpenCon took it over
+
+`gcd` and `dtc` are here to compare with. Both look at the seen classes, and both papers assume that novel classes are like
+them.
+"""
+
+from __future__ import annotations
+
+from opencon.counting.base import Counter, CountEstimate
+from opencon.counting.dtc import count_by_probes
+from opencon.counting.gcd import count_by_accuracy
+from opencon.counting.tree import estimate_classes
+from opencon.registry import Registry
+
+COUNTERS: Registry[Counter] = Registry("way to count")
+COUNTERS.add("tree", estimate_classes)
+COUNTERS.add("gcd", count_by_accuracy)
+COUNTERS.add("dtc", count_by_probes)
+COUNTERS.add("orca", count_by_probes)
+
+__all__ = ["COUNTERS", "CountEstimate", "Counter", "count_by_accuracy", "count_by_probes", "estimate_classes"]

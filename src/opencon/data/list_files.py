@@ -1,0 +1,129 @@
+"""List files: one image and its class a line."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from opencon.data.listings import Listing, printable
+from opencon.data.tables import LABEL_COLUMNS, PATH_COLUMNS, bad_line, rows_below_header
+from opencon.errors import DataError
+from opencon.registry import did_you_mean
+
+
+def list_from_file(list_file: str | Path, root: str | Path | None = None) -> Listing:
+    """The images that a list file names.
+
+    One image a line: `path class`, where the class is the last word and the path may hold spaces; or CSV or
+    tab-separated values below a header that names the columns `path` and `label` (`file`, `filename` and `class` do
+    too). Paths are relative to the list's own folder, or to `root`. Classes are numbers from 0, or names, in sorted
+    order. Leading lines `# classes: a b c` (or with commas) fix the classes and their order; other leading `#` lines
+    are comments.
+    """
+    source = Path(list_file).expanduser()
+    declared, rows = _read_rows(source)
+    base = Path(root).expanduser() if root is not None else source.parent
+    first: dict[str, tuple[int, str]] = {}  # file to the line that named it and its class
+    paths: list[Path] = []
+    repeated: list[str] = []
+    for line, name, label in rows:
+        path = Path(os.path.normpath(base / name))
+        earlier, its_label = first.setdefault(str(path), (line, label))
+        if earlier == line:
+            paths.append(path)
+        elif its_label == label:  # kept once: twice, it could be labeled and unlabeled at the same time
+            repeated.append(f"{printable(source)}, line {line} repeats line {earlier}")
+        else:
+            raise DataError(
+                f"{printable(source)} says that {name} is {its_label!r} in line {earlier} and {label!r} in line "
+                f"{line}. Keep one of the two."
+            )
+    missing = [path for path in paths if not os.path.isfile(path)]
+    if missing:
+        more = f" (and {len(missing) - 1} more are missing)" if len(missing) > 1 else ""
+        line = first[str(missing[0])][0]
+        raise DataError(
+            f"{printable(source)}, line {line}: there is no file {printable(missing[0])}{more}. Correct the path, or "
+            f"remove the line; relative paths start at {printable(base)}."
+        )
+    classes, names = _number_classes(source, [first[str(path)] for path in paths], declared)
+    return Listing(tuple(paths), classes, names, tuple(repeated))
+
+
+def _read_rows(source: Path) -> tuple[list[str], list[tuple[int, str, str]]]:
+    """The declared classes, and (line number, path, class) of every row."""
+    try:
+        lines = source.read_text("utf-8-sig").split("\n")
+    except FileNotFoundError as err:
+        raise DataError(
+            f"there is no list file {printable(source)}. Give a file with one image and its class a line."
+        ) from err
+    except (OSError, UnicodeDecodeError) as err:
+        raise DataError(f"the list file {printable(source)} cannot be read as UTF-8 text ({err}).") from err
+    declared: list[str] = []
+    start = 0
+    while start < len(lines) and (not lines[start].strip() or lines[start].startswith("#")):
+        key, _, names = lines[start].lstrip("# ").partition(":")
+        if key.strip().lower() == "classes":
+            declared += [name.strip() for name in (names.split(",") if "," in names else names.split()) if name.strip()]
+        start += 1
+    rows = _table_rows(source, lines, start) if start < len(lines) else []
+    if rows is None:
+        words = [(i + 1, lines[i].strip().rsplit(maxsplit=1)) for i in range(start, len(lines)) if lines[i].strip()]
+        bad = next((line for line, parts in words if len(parts) != 2), None)
+        if bad is not None:
+            raise bad_line(source, bad, lines[bad - 1], "Expected 'path class', or a first line 'path,label'.")
+        rows = [(line, parts[0], parts[1]) for line, parts in words]
+    if not rows:
+        raise DataError(f"the list file {printable(source)} names no image. Give one image and its class a line.")
+    return declared, rows
+
+
+def _table_rows(source: Path, lines: list[str], start: int) -> list[tuple[int, str, str]] | None:
+    """Rows below a header, or None if there is no such header."""
+    table = rows_below_header(source, lines, {"path": PATH_COLUMNS, "label": LABEL_COLUMNS}, start=start)
+    if table is None:
+        return None
+    for line, row in table:
+        if not (row["path"] and row["label"]):
+            raise bad_line(source, line, lines[line - 1], "Expected a path and a class; quote what holds a separator.")
+    return [(line, row["path"], row["label"]) for line, row in table]
+
+
+def _number_classes(
+    source: Path, labels: list[tuple[int, str]], declared: list[str]
+) -> tuple[tuple[int, ...], tuple[str, ...]]:
+    """Class numbers and names for the (line, class) of every image."""
+    given = {label for _, label in labels}
+    if declared:
+        names = tuple(dict.fromkeys(declared))
+        for label in sorted(given - set(names)):
+            line = next(line for line, other in labels if other == label)
+            hint = did_you_mean(label, names)
+            raise DataError(f"{printable(source)}, line {line}: class {label!r} is not among those declared.{hint}")
+        _refuse_empty(source, (name for name in names if name not in given), len(names) - len(given))
+    elif all(re.fullmatch(r"-?[0-9]+", label) for label in given):
+        negative = next((line for line, label in labels if int(label) < 0), None)
+        if negative is not None:
+            raise DataError(f"{printable(source)}, line {negative}: a class number must not be negative. Count from 0.")
+        labels = [(line, str(int(label))) for line, label in labels]  # 07 is 7
+        given = {label for _, label in labels}
+        most = max(map(int, given))
+        _refuse_empty(source, (str(c) for c in itertools.count() if str(c) not in given), most + 1 - len(given))
+        names = tuple(str(c) for c in range(most + 1))
+    else:
+        names = tuple(sorted(given))
+    number = {name: c for c, name in enumerate(names)}
+    return tuple(number[label] for _, label in labels), names
+
+
+def _refuse_empty(source: Path, empty: Iterator[str], how_many: int) -> None:
+    if how_many:
+        more = f" and {how_many - 1} more" if how_many > 1 else ""
+        raise DataError(
+            f"class in the list without images: {next(empty)}{more} ({printable(source)}). Add images, or leave the "
+            f"class out; class numbers run from 0 without a gap."
+        )

@@ -1,0 +1,117 @@
+"""Tables that people write, read strictly: CSV, tab-separated, with semicolons, or JSON lines.
+
+A table names its columns in its first line. What cannot be understood is refused with its line, since a row that is read
+wrongly would be a wrong label.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from opencon.data.listings import printable
+from opencon.errors import DataError
+
+Row = tuple[int, dict[str, str]]  # number of the line, and the wanted columns; empty where there is nothing
+
+PATH_COLUMNS, LABEL_COLUMNS = ("path", "file", "filename"), ("label", "class")  # what they may be called
+
+
+def read_table(table: Path, columns: Mapping[str, Sequence[str]], *, optional: Sequence[str] = ()) -> list[Row]:
+    """The rows of a table; refuses one without a row.
+
+    Args:
+        table: the file.
+        columns: what is wanted, to the names it may go by.
+        optional: what may be missing.
+    """
+    must = ",".join(name for name in columns if name not in optional)
+    try:
+        text = table.expanduser().read_text("utf-8-sig")
+    except FileNotFoundError as err:
+        raise DataError(f"there is no file {printable(table)}. Give a table with the columns {must}.") from err
+    except (OSError, UnicodeDecodeError) as err:
+        raise DataError(f"{printable(table)} cannot be read as UTF-8 text ({err}).") from err
+    if text.lstrip().startswith("{"):
+        rows = _json_rows(table, text, columns, optional)
+    else:
+        below = rows_below_header(table, text.split("\n"), columns, optional=optional)
+        if below is None:
+            first = text.split("\n", 1)[0]
+            raise DataError(
+                f"{printable(table)} begins with {first[:80]!r}. Its first line must name the columns: {must}."
+            )
+        rows = below
+    if not rows:
+        raise DataError(f"{printable(table)} has no row. Give one for each, with the columns {must}.")
+    return rows
+
+
+def rows_below_header(
+    table: Path,
+    lines: Sequence[str],
+    columns: Mapping[str, Sequence[str]],
+    *,
+    start: int = 0,
+    optional: Sequence[str] = (),
+) -> list[Row] | None:
+    """Rows below a header in line `start` (counted from 0); None where that line does not name the columns."""
+    for delimiter in ",\t;":
+        header = _header(lines[start], delimiter)
+        at = {
+            name: next((header.index(word) for word in words if word in header), None)
+            for name, words in columns.items()
+        }
+        if any(where is None and name not in optional for name, where in at.items()):
+            continue
+        rows: list[Row] = []
+        reader = csv.reader(io.StringIO("\n".join(lines[start + 1 :]), newline=""), delimiter=delimiter, strict=True)
+        line = start + 2  # where the next row begins; one with a quoted line break ends later
+        try:
+            for cells in reader:
+                if len(cells) > len(header):
+                    what = f"Expected {len(header)} columns ({', '.join(header)}); quote what holds a separator."
+                    raise bad_line(table, line, lines[line - 1], what)
+                if any(cell.strip() for cell in cells):
+                    cells += [""] * (len(header) - len(cells))
+                    rows.append((line, {name: "" if i is None else cells[i].strip() for name, i in at.items()}))
+                line = start + 2 + reader.line_num
+        except csv.Error as err:
+            raise bad_line(table, line, lines[line - 1], f"It is not valid CSV: {err}.") from err
+        return rows
+    return None
+
+
+def bad_line(table: Path, line: int, text: str, what: str) -> DataError:
+    """A line that cannot be understood, and what was expected."""
+    return DataError(f"{printable(table)}, line {line} cannot be understood: {text[:80]!r}. {what}")
+
+
+def _header(line: str, delimiter: str) -> list[str]:
+    try:
+        return [cell.strip().lower() for cell in next(csv.reader([line], delimiter=delimiter, strict=True), [])]
+    except csv.Error:
+        return []
+
+
+def _json_rows(table: Path, text: str, columns: Mapping[str, Sequence[str]], optional: Sequence[str]) -> list[Row]:
+    rows = []
+    example = ", ".join(f'"{name}": ...' for name in columns if name not in optional)
+    for line, entry in enumerate(text.split("\n"), start=1):
+        if not entry.strip():
+            continue
+        try:
+            record = json.loads(entry)
+            values = {
+                name: next((record[word] for word in words if word in record), None) for name, words in columns.items()
+            }
+            known = isinstance(record, dict) and any(value is not None for value in values.values())
+        except (ValueError, TypeError) as err:
+            raise bad_line(table, line, entry, f"Expected {{{example}}}.") from err
+        if not known:
+            raise bad_line(table, line, entry, f"Expected {{{example}}}.")
+        rows.append((line, {name: "" if value is None else str(value).strip() for name, value in values.items()}))
+    return rows

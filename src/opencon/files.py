@@ -1,0 +1,31 @@
+"""Files are written whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+
+def write_whole(path: Path, write: Callable[[Path], object]) -> Path:
+    """Have `write` fill a file beside `path`, then rename it: a killed program leaves the old file or the new one.
+
+    Two programs may write the same file; the later one wins. What `write` raises passes through, and nothing is left behind.
+    """
+    partial = path.with_name(path.name + ".partial")
+    try:
+        write(partial)
+        partial.chmod(0o666 & ~_umask())  # safetensors would keep others from reading
+        os.replace(partial, path)
+    finally:
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
+    return path
+
+
+def _umask() -> int:
+    """What this process takes from the rights of new files; the only way to ask is to set it."""
+    mask = os.umask(0o022)
+    os.umask(mask)
+    return mask

@@ -1,0 +1,259 @@
+"""Features and some labels in; seen classes and new groups out.
+
+Letters: M rows, F features, D embedding size, V cached views, S seen classes, C classes and groups together.
+
+    rows --> main directions, unit length                  RowEncoder.rotate
+         --> semi-supervised k-means, many starts          cluster.kmeans
+         --> groups that are halves of one class are one   cluster.merging
+         --> classes become balls                          mixture.fit_gaussians, RowEncoder.whiten
+        (--> the head learns with the method's own losses  training.short_run, only where steps are asked for)
+         --> once more balls, unit length: z               mixture.fit_gaussians, OpenWorldModel.whiten
+         --> a prototype and a share for each              mixture.fit_mixture
+
+Each part but training is a few passes over the rows, and the whole is linear in M.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from opencon.cluster.kmeans import kmeans
+from opencon.cluster.merging import can_merge, merge_alike
+from opencon.cluster.numbering import by_size, order_by_size
+from opencon.counting import CountEstimate, estimate_classes
+from opencon.errors import DataError, require
+from opencon.methods import METHODS, FeatureBank, Method, Task
+from opencon.openworld.mixture import fit_gaussians, fit_mixture, held_out_accuracy, softness
+from opencon.openworld.model import OpenWorldModel, Prediction, in_parts
+from opencon.openworld.rows import RowEmbedder, RowEncoder, set_affine
+from opencon.openworld.views import FeatureViews
+from opencon.rows import check_labels, check_rows
+from opencon.runtime import generator, seeded
+from opencon.training.short_run import short_run
+
+CPU = torch.device("cpu")
+NETWORK, VIEWS, CLUSTERS = 1, 2, 3  # purposes of the random streams of a fit
+ON_ROWS = ("opencon", "simclr")  # methods that assign by the projection; others want features that learn
+
+# Numbers of ours, each tried on photo features, digits and CIFAR-100 features (benchmarks/openworld.py).
+POWER = 0.5  # 0: directions as they are, 1: all alike; k-means loses 4 points with 0 (digits) and 3 with 1 (photos)
+DIMS = (32, 128)  # directions kept: twice the classes, within these; more is noise, fewer lose classes
+MOST_STARTS, START_WORK = 100, 5e8  # of k-means: many, for the best one is also the most accurate; fewer for many rows
+ROUNDS_BEFORE, ROUNDS_AFTER = 10, 5  # of making classes balls, before and after training
+PLENTY = 2  # groups looked for, to one that was estimated: 10 points better than 1 on CIFAR-100, alike on the others
+ENOUGH = 50  # rows for each of them; with fewer, halves of a class are not made one: 10 points worse on 280 photos
+ACCURACY = 0.9  # assumed where every class has one labeled row, so that it cannot be measured
+SAMPLE = 10_000  # rows that the confidence is set on
+OUTLIER_QUANTILE, OUTLIER_MARGIN = 0.005, 0.1  # a row may be a tenth farther than all but 0.5 % of the training rows
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpenWorldConfig:
+    """How features become classes and groups."""
+
+    num_novel: int | None = None  # new groups to look for, at most; None: estimate
+    method: str = "opencon"  # one of ON_ROWS; it matters only with steps
+    seed: int = 0
+    steps: int = 0  # of training a head, in whole epochs; on fixed features they gain nothing (benchmarks/steps.py)
+    batch_size: int = 512  # OpenCon's
+    lr: float = 0.02  # OpenCon's
+    noise: float = 1.5  # of a view, in standard deviations within a class; 1 to 1.5 are alike (measured)
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot work."""
+        n = self.num_novel
+        require(n is None or n >= 0, f"num_novel = {n} must be 0 or more, or None to have it estimated.")
+        METHODS[self.method]  # raises with a hint
+        hint = f"it needs an encoder to train. Use {' or '.join(ON_ROWS)}, or train it on images."
+        require(self.method in ON_ROWS, f"method = {self.method!r} cannot learn from rows of features: {hint}")
+        require(self.seed >= 0, f"seed = {self.seed} must not be negative.")
+        require(self.steps >= 0, f"steps = {self.steps} must not be negative.")
+        require(self.batch_size >= 4, f"batch_size = {self.batch_size} must be at least 4.")
+        require(self.lr > 0, f"lr = {self.lr} must be above zero.")
+        require(self.noise >= 0, f"noise = {self.noise} must not be negative.")
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A trained model and what it says of the rows it was trained on."""
+
+    model: OpenWorldModel
+    z: Tensor  # (M, D) unit rows
+    prediction: Prediction
+    count: CountEstimate | None  # None: the user said how many groups
+    history: list[dict[str, float]]  # mean of each term of the loss, by epoch; empty without steps
+
+
+@dataclass(frozen=True)
+class _Start:
+    """Where a fit begins."""
+
+    encoder: RowEncoder  # the fixed part of the model
+    classes: Tensor  # (M,) a class for every row
+    accuracy: float  # how often such a class is right
+
+
+def fit_features(
+    x: Tensor,
+    labels: Tensor,
+    config: OpenWorldConfig,
+    *,
+    views: Tensor | None = None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Fitted:
+    """Learn seen classes and new groups from rows of features.
+
+    Args:
+        x: (M, F).
+        labels: (M,) class in [0, S), every one with at least one row, or -1.
+        config: what to look for and how.
+        views: (M, V, F) features of augmented views of the same images; float16 will do. Used only with steps.
+        progress: told (finished steps, all steps).
+    """
+    check_rows(x)
+    num_seen = check_labels(labels, len(x))
+    if num_seen == 0:
+        raise DataError("no row is labeled: all labels are -1. Label some rows of one class at least, or use k-means.")
+    if views is not None and (views.ndim != 3 or views.shape[::2] != x.shape):
+        shape, want = tuple(views.shape), f"({len(x)}, V, {x.shape[1]})"
+        raise DataError(f"views has shape {shape}, but x has shape {tuple(x.shape)}. Give views of each row: {want}.")
+    x, labels = x.detach().to(CPU, torch.float32), labels.to(CPU, torch.long)
+    count, num_novel, least = _how_many(x, labels, num_seen, config)
+    start = _start(x, labels, num_seen, num_novel, config.seed, least)
+    num_classes, dim = max(num_seen, int(start.classes.max()) + 1), start.encoder.num_features
+    model = OpenWorldModel(num_features=x.shape[1], dim=dim, num_seen=num_seen, num_classes=num_classes)
+    model.encoder = start.encoder
+    with seeded(config.seed, NETWORK):
+        model.head.reset()
+    classes, history = start.classes, []
+    if config.steps and model.num_classes > 1:  # a single class has nothing to be told from
+        method, history = _train(model, x, labels, views, start.classes, config, progress)
+        classes = method.assign(FeatureBank(in_parts(model.learned, x), labels)).classes
+    return _finish(model, x, labels, classes, start.accuracy, count, history)
+
+
+def _how_many(
+    x: Tensor, labels: Tensor, num_seen: int, config: OpenWorldConfig
+) -> tuple[CountEstimate | None, int, int | None]:
+    """The estimate, if one was asked for; how many new groups to look for; how many if they cannot be merged."""
+    count, num_novel, least = None, config.num_novel, None
+    if num_novel is None:
+        count = estimate_classes(x, labels, num_seen=num_seen, seed=config.seed)
+        # Where halves of the data disagree, classes overlap and the estimate tends to be low: look for more than that, and
+        # let merging decide, if there are rows to decide by.
+        is_sure = count.low == count.high or count.num_classes == num_seen
+        least, many = count.num_classes - num_seen, PLENTY * count.num_classes
+        num_novel = least if is_sure or len(x) < ENOUGH * many else many - num_seen
+    return count, min(num_novel, int((labels < 0).sum())), least  # a group needs a row of its own
+
+
+def _start(x: Tensor, labels: Tensor, num_seen: int, num_novel: int, seed: int, least: int | None = None) -> _Start:
+    """Directions, groups, and how often a group is right.
+
+    The accuracy is measured before training: afterwards labeled rows look better than others, for the head has learned them.
+    Where too few rows are labeled to say which of many groups are one, `least` new groups are looked for instead.
+    """
+    num_classes = num_seen + num_novel
+    dim = min(max(2 * num_classes, DIMS[0]), DIMS[1], max(x.shape[1], 2))
+    with seeded(seed, NETWORK):
+        encoder = RowEncoder(x.shape[1], dim)
+        encoder.fit(x, power=POWER)
+    z = in_parts(encoder.rotated, x)
+    starts = int(min(max(START_WORK / (len(x) * dim * num_classes), 4), MOST_STARTS))
+    stream = generator(CPU, seed, CLUSTERS)
+    clusters = kmeans(z, num_classes, labels=labels, num_seen=num_seen, num_starts=starts, generator=stream)
+    if least is not None and least < num_novel and not can_merge(labels[labels >= 0], num_seen):
+        return _start(x, labels, num_seen, least, seed)
+    classes = by_size(merge_alike(z, clusters.assignment, num_seen=num_seen), num_seen)
+    whitening, classes = fit_gaussians(z, classes, labels, num_seen=num_seen, rounds=ROUNDS_BEFORE)
+    set_affine(encoder.whiten, whitening.center, whitening.matrix)
+    classes = by_size(classes, num_seen)
+    accuracy = held_out_accuracy(F.normalize(whitening(z), dim=1), classes, labels)
+    return _Start(encoder, classes, ACCURACY if accuracy is None else accuracy)
+
+
+def _train(
+    model: OpenWorldModel,
+    x: Tensor,
+    labels: Tensor,
+    views: Tensor | None,
+    classes: Tensor,
+    config: OpenWorldConfig,
+    progress: Callable[[int, int], None],
+) -> tuple[Method[Any], list[dict[str, float]]]:
+    """Train the head in place with the method's own losses; the method, and the mean of each term by epoch."""
+    rows = in_parts(model.encoder, x)  # (M, D)
+    parts = [rows[:, None]] if views is None else [rows[:, None], in_parts(model.encoder, views.to(CPU))]
+    source = torch.cat(parts, dim=1)  # (M, 1 + V, D)
+    own_labels = labels
+    if bool((labels >= 0).all()):  # a method wants both streams: without unlabeled rows, the labeled ones play them
+        source, rows, classes = (torch.cat([values, values]) for values in (source, rows, classes))
+        labels = torch.cat([labels, torch.full_like(labels, -1)])
+    ratio = int((labels >= 0).sum()) / max(int((classes < model.num_seen).sum()), 1)
+    task = Task(model.num_seen, model.num_classes, ratio, len(labels))
+    entry = METHODS[config.method]
+    with seeded(config.seed, NETWORK):
+        method = entry.build(entry.config(), task, RowEmbedder(model.head, model.dim))
+    method.start_from(FeatureBank(F.normalize(rows, dim=1), labels), classes)
+    # The encoder has made classes balls of standard deviation 1, so the noise is the same in every direction.
+    noise = FeatureViews(torch.full((model.dim,), config.noise), generator=generator(CPU, config.seed, VIEWS))
+    history = short_run(
+        method,
+        source,
+        labels,
+        augments=(noise, noise),
+        steps=config.steps,
+        batch_size=config.batch_size,
+        lr=config.lr,
+        seed=config.seed,
+        features=lambda: FeatureBank(in_parts(model.learned, x), own_labels),
+        progress=progress,
+    )
+    return method.eval(), history
+
+
+@torch.no_grad()
+def _finish(
+    model: OpenWorldModel,
+    x: Tensor,
+    labels: Tensor,
+    classes: Tensor,
+    accuracy: float,
+    count: CountEstimate | None,
+    history: list[dict[str, float]],
+) -> Fitted:
+    """Make the classes balls once more, number the groups by size, and set the thresholds."""
+    num_seen = model.num_seen
+    z = in_parts(model.learned, x)
+    whitening, classes = fit_gaussians(z, by_size(classes, num_seen), labels, num_seen=num_seen, rounds=ROUNDS_AFTER)
+    z = F.normalize(whitening(z), dim=1)
+    classes = fit_mixture(z, classes, labels, num_seen=num_seen, rounds=ROUNDS_AFTER).assignment
+    mixture = fit_mixture(z, by_size(classes, num_seen), labels, num_seen=num_seen, rounds=1)
+
+    done = OpenWorldModel.from_settings(model.settings() | {"num_classes": len(mixture.prototypes)})
+    done.encoder.load_state_dict(model.encoder.state_dict())
+    done.head.load_state_dict(model.head.state_dict())
+    set_affine(done.whiten, whitening.center, whitening.matrix)
+    done.prototypes.copy_(mixture.prototypes)
+    every = -(-len(z) // SAMPLE)
+    soft = softness(mixture.logits(z[::every]), accuracy)
+    done.log_share.copy_(soft * mixture.share.log())
+    done.sharpness.copy_(soft * mixture.sharpness)
+    nearest = (z @ mixture.prototypes.T).amax(dim=1)  # (M,)
+    low, middle = (float(nearest.kthvalue(1 + int(q * (len(z) - 1))).values) for q in (OUTLIER_QUANTILE, 0.5))
+    done.outlier_threshold.fill_(low - OUTLIER_MARGIN * (middle - low) - 1e-4)
+    done.eval().requires_grad_(False)
+    said = done.predict_embedded(z)
+    members = said.classes[(labels < 0) & ~said.unlike_everything]
+    order = order_by_size(members, num_seen, done.num_classes)  # what has moved last may have changed which is larger
+    done.prototypes.copy_(done.prototypes[order])
+    done.log_share.copy_(done.log_share[order])
+    if count is not None and count.num_classes != done.num_classes:
+        count = count.merged(done.num_classes, PLENTY)
+    return Fitted(done, z, done.predict_embedded(z), count, history)

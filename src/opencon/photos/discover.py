@@ -1,0 +1,406 @@
+"""Photos, a few of them labeled, to classes and new groups: what `opencon discover` does.
+
+    photos --features--> rows --openworld--> a class or group for each --> assignments.csv, embeddings.npy, model, report
+
+    OUT/assignments.csv    a line for each photo
+    OUT/embeddings.npy     (n, D) unit rows of the photos that could be read, in the order of assignments.csv
+    OUT/model.json, model.safetensors   for `opencon predict`
+    OUT/result.json, config.json, environment.json   what came out, what was asked, on what machine
+    OUT/report.html        one page that opens offline
+
+Letters: M photos, n that can be read, F features, D embedding size, S seen classes, C classes and groups together.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import re
+import shlex
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from opencon.counting import COUNTERS, CountEstimate
+from opencon.data.listings import printable
+from opencon.encoders.pretrained import open_encoder
+from opencon.encoders.stored import EncoderFacts
+from opencon.errors import DataError, RunError
+from opencon.metrics import OpenWorldAccuracy, evaluate
+from opencon.openworld.fit import Fitted, OpenWorldConfig, fit_features
+from opencon.photos.features import Extractor, FeatureSettings, PhotoFeatures, photo_features
+from opencon.photos.finetune import check_finetune, finetune
+from opencon.photos.listing import Photos, check, new_names, some_names, typical_side
+from opencon.photos.model import SETTINGS as MODEL
+from opencon.photos.model import OpenConModel, identity
+from opencon.report.html import ReportData, write_report
+from opencon.report.map import map_positions
+from opencon.report.table import Group, PhotoRow, PhotoTable
+from opencon.runtime import environment
+from opencon.training.run_folder import ASSIGNMENTS, DISCOVERY, EMBEDDINGS, RunFolder
+
+SMALL_SIDE, SMALL_SIZE = 144, 128  # photos up to this side are looked at in this size: more pixels would be made up
+FEWEST = 4  # photos, ours: two classes of two
+REPORT = "report.html"
+
+Progress = Callable[[str, int, int], None]  # stage, done, all
+
+
+@dataclass(frozen=True, kw_only=True)
+class DiscoverConfig:
+    """What is asked of a discovery."""
+
+    features: FeatureSettings
+    fit: OpenWorldConfig
+    finetune: bool = False  # train the encoder's last stage too
+
+    def plain(self) -> dict[str, Any]:
+        """Nested plain data."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, eq=False)
+class Discovery:
+    """What a discovery found, and where it was written."""
+
+    table: PhotoTable  # a row for each photo
+    count: CountEstimate | None  # None: the user said how many groups
+    replaced: list[str]  # names that groups had been given in this folder; they have others now
+    record: dict[str, Any]  # result.json
+    folder: Path
+
+    @property
+    def headline(self) -> str:
+        """The outcome in one sentence."""
+        return self.table.headline
+
+    @property
+    def groups(self) -> list[Group]:
+        """Every class and group with its number of unlabeled photos."""
+        return self.table.groups
+
+    @property
+    def paths(self) -> dict[str, Path]:
+        """Where things lie: the page, the table, the embeddings."""
+        return {"report": self.report, "table": self.folder / ASSIGNMENTS, "embeddings": self.folder / EMBEDDINGS}
+
+    @property
+    def report(self) -> Path:
+        """The page that opens offline."""
+        return self.folder / REPORT
+
+    def __repr__(self) -> str:
+        return f"<Discovery in {self.folder}: {self.headline}>"
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        return self.table._repr_html_()
+
+
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """All that a discovery needs, checked, with the encoder open."""
+
+    photos: Photos
+    config: DiscoverConfig
+    extractor: Extractor
+
+    def plan(self) -> dict[str, str]:
+        """What will be done, in words. Looks at no photo but times the encoder."""
+        photos, f, fit = self.photos, self.config.features, self.config.fit
+        seconds = len(photos.paths) * (1 + f.num_views) / _images_per_second(self.extractor)
+        about = f"about {seconds / 60:.0f} min" if seconds >= 90 else f"about {max(seconds, 1):.0f} s"
+        labeled, classes = photos.num_labeled, len(photos.class_names)
+        looks = "as it is" if f.num_views == 0 else f"and {f.num_views} view{'s' * (f.num_views > 1)} of it"
+        groups = "as many new groups as there seem to be" if fit.num_novel is None else f"{fit.num_novel} new"
+        return {
+            "photos": f"{len(photos.paths):,}: {labeled:,} labeled in {classes} class{'es' if classes > 1 else ''} "
+            f"({some_names(photos.class_names)}), {len(photos.paths) - labeled:,} unlabeled",
+            "encoder": f"{f.encoder} at {self.extractor.encoder.image_size} px, each photo {looks}: {about} "
+            f"where nothing is cached; grouping and the page come on top",
+            "looks for": f"the {classes} seen and {groups}",
+            "how": f"{self._learning()}, seed {fit.seed}",
+        }
+
+    def _learning(self) -> str:
+        fit = self.config.fit
+        steps = f"{fit.steps} steps of {fit.method} on the features, then " if fit.steps else ""
+        tuning = ""
+        if self.config.finetune:
+            hours = " (hours on a CPU)" if self.extractor.device.type == "cpu" else ""
+            tuning = f"the encoder's last stage learns too{hours}, then "
+        return f"{tuning}{steps}groups by a mixture"
+
+
+def prepare(photos: Photos, config: DiscoverConfig, device: torch.device) -> Prepared:
+    """Refuse what cannot work, decide the size in which photos are looked at, and open the encoder."""
+    check(photos)
+    config = replace(config, features=with_image_size(config.features, photos))
+    encoder = open_encoder(config.features.encoder, config.features.image_size)
+    if config.finetune:
+        check_finetune(encoder, len(photos.paths))
+    return Prepared(photos, config, Extractor(encoder, config.features, device))
+
+
+def with_image_size(features: FeatureSettings, photos: Photos) -> FeatureSettings:
+    """The same with the size in which the photos are looked at decided."""
+    if features.image_size is not None or features.encoder != "efficientnet_lite0":
+        return features
+    side = typical_side(photos.paths)
+    return replace(features, image_size=SMALL_SIZE if side is not None and side <= SMALL_SIDE else None)
+
+
+def open_folder(out: Path) -> RunFolder:
+    """A new or empty folder, or one that a discovery wrote before; found out before any work."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        if any(out.iterdir()) and not (out / DISCOVERY).exists():
+            raise RunError(f"{out} is not empty and holds no discovery. Give an empty or a new folder with --out.")
+        folder = RunFolder(out)
+        folder.write_json(DISCOVERY, {"what": "a folder of `opencon discover`"})
+    except OSError as err:
+        raise RunError(f"cannot write to {out} ({err.strerror}). Give another --out.") from err
+    return folder
+
+
+def names_in(folder: RunFolder, photos: Photos) -> list[str]:
+    """Names that `opencon name` gave to groups of the discovery that is in a folder."""
+    names: list[str] = []
+    with contextlib.suppress(RunError, KeyError):  # none, or damaged: it is about to be replaced
+        names = folder.read_json(MODEL)["class_names"]
+    own = set(photos.class_names)
+    return [name for name in dict.fromkeys(names) if name not in own and not re.fullmatch(r"new-\d+", name)]
+
+
+def discover_photos(
+    prepared: Prepared,
+    out: Path,
+    *,
+    cache: Path | None,
+    truth: Mapping[str, str] | None = None,
+    progress: Progress = lambda stage, done, total: None,
+) -> Discovery:
+    """Embed the photos, find classes and groups, and write everything to `out`.
+
+    Args:
+        prepared: which photos, the labels of some, and how.
+        out: a folder; what an earlier discovery wrote there is replaced file by file.
+        cache: where features are kept for the next time; None: nowhere.
+        truth: the true class of photos by name, to measure with; never seen by the learner.
+        progress: told what is being done.
+    """
+    folder = open_folder(out)
+    with folder.held():
+        start, photos = time.perf_counter(), prepared.photos
+        replaced = names_in(folder, photos)
+        folder.write_json("config.json", prepared.config.plain())
+        folder.write_json("environment.json", environment(prepared.extractor.device))
+        learned = _learn(prepared, folder, cache, progress)
+        seconds = {"features and training": time.perf_counter() - start}
+
+        progress("writing", 0, 1)
+        table = _write_model(photos, learned, folder)
+        record = _measured(table, learned, photos, truth)
+        data = _page(photos, learned, table, record, folder.path)
+        record |= {
+            "headline": table.headline,
+            "photos": len(photos.paths),
+            "unreadable": len(table.unreadable),
+            "labeled": int((learned.labels >= 0).sum()),
+            "groups": [asdict(group) for group in table.groups],
+            "count": asdict(learned.fitted.count) if learned.fitted.count else None,
+            "unlike_everything": table.num_unlike_everything,
+            "seconds": seconds | {"everything": time.perf_counter() - start},
+        }
+        facts = _facts(prepared, record["seconds"]["everything"])
+        write_report(replace(data, facts=facts, names_for=identity(folder)), folder.path / REPORT)
+        folder.write_json("result.json", record)
+        progress("writing", 1, 1)
+        return Discovery(table, learned.fitted.count, replaced, record, folder.path)
+
+
+@dataclass(frozen=True, eq=False)
+class _Learned:
+    """What was learned, and from what."""
+
+    features: PhotoFeatures
+    settings: FeatureSettings  # of these features
+    encoder: EncoderFacts
+    labels: Tensor  # (n,)
+    fitted: Fitted
+
+
+def _learn(prepared: Prepared, folder: RunFolder, cache: Path | None, progress: Progress) -> _Learned:
+    """Features and a fit to them; with fine-tuning, once more with the encoder that came of it."""
+    photos, config, extractor = prepared.photos, prepared.config, prepared.extractor
+
+    def learn(settings: FeatureSettings, fit: OpenWorldConfig, extractor: Extractor) -> _Learned:
+        features = read_features(photos, extractor, cache, progress)
+        labels = torch.tensor([photos.labels[i] for i in features.kept])
+        fitted = fit_features(
+            features.plain,
+            labels,
+            fit,
+            views=features.views if settings.num_views else None,
+            progress=lambda i, n: progress("learning", i, n),
+        )
+        return _Learned(features, settings, EncoderFacts.of(extractor.encoder), labels, fitted)
+
+    first = learn(config.features, config.fit, extractor)
+    if not config.finetune:
+        return first
+    settings = finetune(
+        [photos.paths[i] for i in first.features.kept],
+        first.labels,
+        first.fitted.prediction.classes,
+        config.features,
+        num_classes=first.fitted.model.num_classes,
+        out=folder,
+        device=extractor.device,
+        progress=lambda i, n: progress("fine-tuning", i, n),
+    )
+    tuned = Extractor(open_encoder(settings.encoder, settings.image_size), settings, extractor.device)
+    num_novel = first.fitted.model.num_classes - first.fitted.model.num_seen
+    second = learn(settings, replace(config.fit, num_novel=num_novel), tuned)
+    return replace(second, fitted=replace(second.fitted, count=first.fitted.count))
+
+
+def _write_model(photos: Photos, learned: _Learned, folder: RunFolder) -> PhotoTable:
+    """Keep the model, the embeddings and the table."""
+    names, fitted, labels = photos.names(), learned.fitted, learned.labels
+    num_new = fitted.model.num_classes - fitted.model.num_seen
+    class_names = (*photos.class_names, *itertools.islice(new_names(photos.class_names), num_new))
+    files = [names[i] for i in learned.features.kept]
+    model = OpenConModel.of(fitted, class_names, learned.settings, learned.encoder, files, labels)
+    model.save(folder)
+    folder.write_array(EMBEDDINGS, fitted.z.numpy())
+    given = [class_names[label] if label >= 0 else None for label in labels.tolist()]
+    unread = [PhotoRow.unread(names[i], reason) for i, reason in learned.features.problems.items()]
+    table = model.training_table(files, fitted.z, given, unread, fitted.prediction)
+    folder.write_text(ASSIGNMENTS, table.to_csv())
+    return table
+
+
+def count_classes(
+    photos: Photos,
+    features: FeatureSettings,
+    *,
+    cache: Path | None,
+    device: torch.device,
+    seed: int,
+    by: str = "tree",
+    progress: Progress,
+) -> CountEstimate:
+    """How many classes the photos seem to show, seen and new, by one of `counting.COUNTERS`."""
+    count = COUNTERS[by]
+    check(photos)
+    features = with_image_size(features, photos)
+    extractor = Extractor(open_encoder(features.encoder, features.image_size), features, device)
+    rows = read_features(photos, extractor, cache, progress)
+    labels = torch.tensor([photos.labels[i] for i in rows.kept])
+    return count(rows.plain, labels, num_seen=len(photos.class_names), seed=seed)
+
+
+def read_features(photos: Photos, extractor: Extractor, cache: Path | None, progress: Progress) -> PhotoFeatures:
+    """Features of every photo that can be read; refuses when too few are left."""
+    features = photo_features(
+        photos.paths, extractor, cache=cache, progress=lambda done, total: progress("looking", done, total)
+    )
+    if len(features.kept) < FEWEST:
+        first = next(iter(features.problems.items()), None)
+        reason = f" The first: {printable(photos.paths[first[0]])} {first[1]}" if first else ""
+        raise DataError(
+            f"only {len(features.kept)} of {len(photos.paths)} photos can be read; {FEWEST} are needed.{reason}"
+        )
+    lost = set(range(len(photos.class_names))) - {photos.labels[i] for i in features.kept}
+    if lost:
+        name = photos.class_names[min(lost)]
+        raise DataError(f"class {name!r} has no photo that can be read. Add one, or remove the class.")
+    return features
+
+
+def _measured(table: PhotoTable, learned: _Learned, photos: Photos, truth: Mapping[str, str] | None) -> dict[str, Any]:
+    """Accuracy on the unlabeled photos whose true class is known; nothing without truth."""
+    if truth is None:
+        return {}
+    fitted, seen = learned.fitted, {name: c for c, name in enumerate(photos.class_names)}
+    others = sorted(set(truth.values()) - set(seen))
+    number = seen | {name: len(seen) + i for i, name in enumerate(others)}
+    files = [row.file for row in table.readable]
+    true = {i: truth.get(name, truth.get(Path(name).name)) for i, name in enumerate(files) if learned.labels[i] < 0}
+    rows = [i for i, name in true.items() if name is not None]
+    if not rows:
+        raise DataError("--truth names none of the unlabeled photos. Its file names are those in assignments.csv.")
+    classes = np.array([number[true[i]] for i in rows])  # type: ignore[index]
+    return evaluate(
+        fitted.prediction.classes[rows].numpy(),
+        classes,
+        num_seen=len(seen),
+        num_classes=max(len(number), fitted.model.num_classes),
+        protocol="gcd",
+        on="unlabeled",
+        novelty=fitted.prediction.novelty[rows].numpy(),
+    )
+
+
+def _page(photos: Photos, learned: _Learned, table: PhotoTable, record: Mapping[str, Any], out: Path) -> ReportData:
+    projection, xy = map_positions(learned.fitted.z.numpy(), seed=0)
+    accuracy = None
+    if record:
+        accuracy = OpenWorldAccuracy(record["all"], record["novel"], record["seen"], record["protocol"])
+
+    def picture(row: int) -> Image.Image | None:
+        try:
+            return Image.open(photos.paths[learned.features.kept[row]])
+        except (OSError, ValueError, Image.DecompressionBombError):  # gone or changed since it was read
+            return None
+
+    folder = shlex.quote(str(out))
+    return ReportData(
+        title=photos.title,
+        table=table,
+        picture=picture,
+        novelty_threshold=0.0,
+        xy=xy,
+        projection=projection,
+        count=learned.fitted.count,
+        next_steps=[
+            ("Sort new photos with this model", f"opencon predict {folder} NEW_PHOTOS/ --csv sorted.csv"),
+            ("Take the model elsewhere, as ONNX and as a folder", f"opencon export {folder} --out model/"),
+            ("Again, with more labels or another number", f"opencon discover ... --novel 8 --out {folder}"),
+        ],
+        names_command=f"opencon name {folder} names.csv",
+        accuracy=accuracy,
+    )
+
+
+def _facts(prepared: Prepared, seconds: float) -> dict[str, object]:
+    """The footer of the page."""
+    features = prepared.config.features
+    views = f", {1 + features.num_views} views of each photo" if features.num_views else ""
+    return {
+        "encoder": f"{features.encoder}{views}",
+        "how": f"{prepared._learning()}, seed {prepared.config.fit.seed}",
+        "seconds": f"{seconds:.0f}",
+        "made with": f"torch {torch.__version__} on {prepared.extractor.device}",
+    }
+
+
+@torch.inference_mode()
+def _images_per_second(extractor: Extractor) -> float:
+    """How fast the encoder is here, from a moment's work."""
+    size = extractor.encoder.image_size
+    images = torch.zeros(extractor.photos_at_once, 3, size, size, dtype=torch.uint8)
+    keys = ["0" * 64] * len(images)
+    extractor(images, keys)
+    began = time.perf_counter()
+    extractor(images, keys)
+    seconds = time.perf_counter() - began
+    return len(images) * (1 + extractor.settings.num_views) / max(seconds, 1e-6)

@@ -1,0 +1,304 @@
+"""Photos to features, with views of each where they are wanted, kept in a cache.
+
+    paths --hash--> in the cache: take it
+                    new: decode --> the photo and V random views of it --> encoder --> cache
+
+Reading runs in threads ahead of the network. On a CPU each core takes a photo of its own through the network, with one
+thread: several cores on one photo would wait for each other at every layer.
+
+Letters: n photos that can be read, V views of each, F features, B images in a batch, S side in pixels.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections import deque
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from opencon.config import AugmentConfig, to_dict
+from opencon.data.augment import Augment, ViewParams, plain_view
+from opencon.data.color import to_gray
+from opencon.data.listings import printable
+from opencon.data.sources import read_images
+from opencon.encoders.pretrained import PretrainedEncoder
+from opencon.errors import require
+from opencon.photos.cache import FeatureCache
+from opencon.runtime import fast_dtype, generator
+
+# How a view differs from the photo. Ours, milder than for training from scratch: the encoder is fixed, and what is learned
+# on top should ignore framing and light, not color.
+VIEWS = AugmentConfig(crop_scale=(0.4, 1.0), flip_p=0.5, jitter=(0.2, 0.2, 0.2, 0.0), jitter_p=0.8, gray_p=0.0)
+VIEWS_FOR_STEPS = 4  # ours: views of each photo where a head is trained on them; more gain nothing
+VERSION = 2  # of all that leads from a file to features; raise it, and cached features are computed anew
+
+READ_AT_ONCE = 64  # photos decoded together, ours: 10 MB at 224 pixels
+READ_AHEAD = 2  # such parts decoded or being decoded while the network works on others
+HASH_THREADS = 4  # ours: they mostly wait for the disk
+# Images in one pass. Ours, on a CPU: more fall out of its cache, fewer spend the time on moving weights.
+ROWS_CPU, ROWS_GPU = 8, 512
+
+FLOAT16_MAX = 65504.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class FeatureSettings:
+    """What features depend on, besides the photos."""
+
+    encoder: str = "efficientnet_lite0"  # see `open_encoder`
+    image_size: int | None = None  # side in pixels; None: what the encoder is usually given
+    num_views: int = 0  # V; only steps learn from views, see `VIEWS_FOR_STEPS`
+    seed: int = 0  # of the views
+
+    def __post_init__(self) -> None:
+        size = self.image_size
+        require(size is None or size >= 8, f"features.image_size = {size} must be at least 8 pixels.")
+        require(self.num_views >= 0, f"features.num_views = {self.num_views} must not be negative.")
+        require(self.seed >= 0, f"features.seed = {self.seed} must not be negative.")
+
+
+@dataclass(frozen=True, eq=False)
+class PhotoFeatures:
+    """Features of n photos."""
+
+    plain: Tensor  # (n, F) float32, of the photo as it is
+    views: Tensor  # (n, V, F) float16, of random views of it
+    kept: list[int]  # which of the paths the n rows are
+    problems: dict[int, str]  # the others: why they cannot be read
+
+
+def photo_features(
+    paths: Sequence[Path],
+    extractor: Extractor,
+    *,
+    cache: Path | None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> PhotoFeatures:
+    """Features of photos and of random views of each. Files of the same bytes are computed once, and kept in a cache.
+
+    The views of a photo depend on the seed and its bytes alone, not on its name, its neighbors or their order.
+
+    Args:
+        paths: photo files; one that cannot be read is named in the result and otherwise ignored.
+        extractor: what computes them.
+        cache: a folder to keep features in, for next time; None: none.
+        progress: called with the number of photos that are done, and of all, whenever there are more.
+    """
+    store = FeatureCache(cache, extractor.encoder.name, extractor.identity())
+    return stored_features(paths, extractor, store, lambda done: progress(done, len(paths)))
+
+
+def stored_features(
+    paths: Sequence[Path], extractor: Extractor, store: FeatureCache, progress: Callable[[int], None]
+) -> PhotoFeatures:
+    """The same with a cache that is open already."""
+    encoder, num_views = extractor.encoder, extractor.settings.num_views
+    reader = Reader(paths, encoder.image_size, store)
+    plain = torch.zeros(len(paths), encoder.net.num_features)
+    views = torch.zeros(len(paths), num_views, encoder.net.num_features, dtype=torch.float16)
+    done = 0
+    progress(done)
+    try:
+        with contextlib.closing(_computed(reader, extractor)) as parts:
+            for part in parts:
+                for index, key, rows in part.rows:
+                    plain[index], views[index] = rows
+                    if key:
+                        store.put(key, *rows)
+                more = len(part.rows) + part.others
+                if more:
+                    done += more
+                    progress(done)
+    finally:
+        store.flush()
+    for index, first in reader.twins.items():
+        if first in reader.problems:
+            reader.problems[index] = reader.problems[first]
+        else:
+            plain[index], views[index] = plain[first], views[first]
+    problems = dict(sorted(reader.problems.items()))
+    kept = [i for i in range(len(paths)) if i not in problems]
+    return PhotoFeatures(plain[kept] if problems else plain, views[kept] if problems else views, kept, problems)
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """Some photos on their way: what was found in the cache or computed, and what is still to be computed."""
+
+    rows: list[tuple[int, str, tuple[Tensor, Tensor]]]  # number of the path, key, features
+    others: int = 0  # photos with nothing to do: unreadable, or twins of others
+    indices: list[int] = field(default_factory=list)  # of the new ones
+    keys: list[str] = field(default_factory=list)
+    images: Tensor | None = None  # theirs, (B, 3, S, S) uint8
+
+
+class Reader:
+    """Looks photos up in the cache and decodes the others. One thread may call `read` while another computes."""
+
+    def __init__(self, paths: Sequence[Path], image_size: int, store: FeatureCache) -> None:
+        self.paths = paths
+        self.image_size = image_size
+        self.store = store
+        self.problems: dict[int, str] = {}
+        self.twins: dict[int, int] = {}  # a path to an earlier one whose file has the same bytes
+        self._first: dict[str, int] = {}  # key to path
+
+    def read(self, numbers: range) -> Part:
+        """The photos of these paths."""
+        with ThreadPoolExecutor(HASH_THREADS) as pool:
+            keys = dict(zip(numbers, pool.map(lambda i: content_key(self.paths[i]), numbers), strict=True))
+        rows, new = [], []
+        for i, key in keys.items():
+            first = self._first.setdefault(key, i) if key else i
+            if first != i:
+                self.twins[i] = first
+                continue
+            features = self.store.get(key) if key else None
+            if features is None:
+                new.append(i)
+            else:
+                rows.append((i, key, features))
+        images, kept, lines = read_images([self.paths[i] for i in new], self.image_size)
+        failed = [i for at, i in enumerate(new) if at not in set(kept)]
+        for i, line in zip(failed, lines, strict=True):
+            self.problems[i] = line.removeprefix(f"{printable(self.paths[i])} ")
+        new = [new[at] for at in kept]
+        others = len(numbers) - len(rows) - len(new)
+        return Part(rows, others, new, [keys[i] for i in new], images)
+
+
+def content_key(path: Path) -> str:
+    """SHA-256 of a file's bytes; empty for what cannot be read, of which decoding will say why."""
+    digest = hashlib.sha256()
+    try:
+        if not path.is_file():  # reading a pipe would wait for ever
+            return ""
+        with path.open("rb") as file:
+            while piece := file.read(1 << 20):
+                digest.update(piece)
+    except OSError:
+        return ""
+    return digest.hexdigest()
+
+
+class Extractor:
+    """Photos to features, in the fastest form that the encoder has here: batch norms folded, and bfloat16 where the
+    processor computes with it.
+    """
+
+    def __init__(self, encoder: PretrainedEncoder, settings: FeatureSettings, device: torch.device) -> None:
+        net, channels = encoder.net, encoder.net.in_channels
+        self.encoder, self.settings, self.device = encoder, settings, device
+        self.dtype = fast_dtype(device)
+        net.to(device)
+        if net.channels_last:
+            net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        net.freeze("head", "running")
+        net.eval()
+        net.fold(self.dtype)
+        self.augment = Augment(VIEWS, image_size=encoder.image_size, channels=3)
+        self.mean, self.std = (torch.tensor(v, device=device).view(1, -1, 1, 1) for v in (encoder.mean, encoder.std))
+        rows = ROWS_GPU if device.type == "cuda" else ROWS_CPU
+        self.photos_at_once = max(1, rows // (1 + settings.num_views))
+        self.is_gray = channels == 1
+
+    def identity(self) -> dict[str, object]:
+        """All that the features of a photo depend on besides its bytes."""
+        e, s = self.encoder, self.settings
+        return {
+            "version": VERSION,
+            "encoder": e.name,
+            "weights": e.fingerprint,
+            "image_size": e.image_size,
+            "mean": e.mean,
+            "std": e.std,
+            "precision": str(self.dtype),
+            "views": to_dict(VIEWS) if s.num_views else None,
+            "num_views": s.num_views,
+            "seed": s.seed if s.num_views else None,
+        }
+
+    @torch.inference_mode()
+    def __call__(self, images: Tensor, keys: Sequence[str]) -> list[tuple[Tensor, Tensor]]:
+        """(B, 3, S, S) uint8 and the photos' keys -> for each (F,) float32 and (V, F) float16, on the CPU."""
+        num, num_views = len(images), self.settings.num_views
+        images = images.to(self.device)
+        x = plain_view(images, self.encoder.image_size)
+        if num_views:
+            views = self.augment.apply(images.repeat_interleave(num_views, dim=0), self._draw(keys))
+            x = torch.cat([x, views])  # ((1 + V) * B, 3, S, S): first the photos, then view by view of each
+        if self.is_gray:
+            x = to_gray(x)
+        x = x.sub_(self.mean).div_(self.std)
+        if self.encoder.net.channels_last:
+            x = x.contiguous(memory_format=torch.channels_last)
+        reduced = self.dtype != torch.float32 and self.encoder.net.folded is None
+        with torch.autocast(self.device.type, dtype=self.dtype if reduced else torch.bfloat16, enabled=reduced):
+            rows = self.encoder.net(x)
+        rows = rows.float().cpu()
+        halves = rows[num:].clamp_(-FLOAT16_MAX, FLOAT16_MAX).half().unflatten(0, (num, num_views))
+        return list(zip(rows[:num], halves, strict=True))
+
+    def _draw(self, keys: Sequence[str]) -> ViewParams:
+        """The parameters of V views of each photo, from a stream of its own."""
+        size, cpu = self.encoder.image_size, torch.device("cpu")
+        drawn = []
+        for key in keys:
+            stream = generator(cpu, self.settings.seed, *(int(key[at : at + 16], 16) for at in range(0, len(key), 16)))
+            drawn.append(self.augment.draw(self.settings.num_views, (size, size), stream))
+        fields = zip(*drawn, strict=True)
+        return ViewParams(*(None if of[0] is None else torch.cat(of).to(self.device) for of in fields))
+
+
+def _computed(reader: Reader, extractor: Extractor) -> Generator[Part, None, None]:
+    """Read and compute photos, `READ_AT_ONCE` at a time; finished parts in order."""
+    starts = range(0, len(reader.paths), READ_AT_ONCE)
+    threads = torch.get_num_threads()
+    reading: deque[Future[Part]] = deque()
+    computing: deque[Part | Future[Part]] = deque()
+
+    def compute(part: Part) -> Part:
+        assert part.images is not None
+        rows = extractor(part.images, part.keys)
+        return Part(list(zip(part.indices, part.keys, rows, strict=True)))
+
+    def begin(part: Part, pool: ThreadPoolExecutor) -> None:
+        computing.append(Part(part.rows, part.others))
+        step = extractor.photos_at_once
+        for at in range(0, len(part.indices), step):
+            piece = slice(at, at + step)
+            assert part.images is not None
+            todo = Part([], 0, part.indices[piece], part.keys[piece], part.images[piece])
+            computing.append(pool.submit(compute, todo))
+
+    def finished() -> Part:
+        part = computing.popleft()
+        return part if isinstance(part, Part) else part.result()
+
+    with contextlib.ExitStack() as stack:
+        # New threads start with the number of threads last set anywhere: one each, see the top of this file.
+        torch.set_num_threads(1)
+        stack.callback(torch.set_num_threads, threads)
+        workers = threads if extractor.device.type == "cpu" else 1
+        read_pool, net_pool = (ThreadPoolExecutor(n) for n in (1, workers))
+        for pool in (read_pool, net_pool):
+            stack.callback(pool.shutdown, cancel_futures=True)
+        for start in starts:
+            numbers = range(start, min(start + READ_AT_ONCE, len(reader.paths)))
+            reading.append(read_pool.submit(reader.read, numbers))
+            if len(reading) > READ_AHEAD:
+                begin(reading.popleft().result(), net_pool)
+            while len(computing) > READ_AT_ONCE:
+                yield finished()
+        while reading:
+            begin(reading.popleft().result(), net_pool)
+            while len(computing) > READ_AT_ONCE:
+                yield finished()
+        while computing:
+            yield finished()

@@ -1,0 +1,114 @@
+"""Train the last stage of a pretrained encoder on photos, some labeled: what `opencon discover --finetune` adds.
+
+Letters: n photos, S seen classes, C classes and groups together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from opencon.config import EncoderConfig, Precision
+from opencon.data.augment import Augment, plain_view
+from opencon.data.sources import read_images
+from opencon.encoders import ENCODERS, Embedder
+from opencon.encoders.heads import projection_head
+from opencon.encoders.pretrained import RUN_FILE, PretrainedEncoder, open_encoder
+from opencon.errors import ConfigError
+from opencon.methods import FeatureBank, OpenCon, OpenConConfig, Task
+from opencon.photos.features import VIEWS, FeatureSettings
+from opencon.runtime import seeded
+from opencon.training.embedding import embed_images
+from opencon.training.run_folder import RunFolder
+from opencon.training.short_run import short_run
+
+STEPS = 600  # ours: minutes on a GPU, and the last stage of a good encoder has little to learn
+BATCH = 256  # ours: what a GPU of a laptop holds at 224 pixels
+LR = 0.005  # ours, a quarter of OpenCon's: the start is a trained network
+LAST = {"efficientnet_lite0": "stage7"}  # its stage "last" is one 1x1 convolution; elsewhere it is the last stage
+MAX_GB = 8.0  # of decoded photos held in memory
+
+
+def check_finetune(encoder: PretrainedEncoder, num_photos: int) -> None:
+    """Refuse what cannot be trained, before any work."""
+    if encoder.name not in ENCODERS:
+        raise ConfigError(f"--finetune works with {', '.join(ENCODERS.names())}, not with {encoder.name}.")
+    if encoder.net.in_channels != 3:
+        raise ConfigError(
+            f"--finetune works with encoders of color images, and {encoder.name} was trained on gray ones."
+        )
+    needed = num_photos * 3 * encoder.image_size**2 / 1e9
+    if needed > MAX_GB:
+        raise ConfigError(
+            f"--finetune holds all photos in memory: {num_photos:,} at {encoder.image_size} px are {needed:.1f} GB, the "
+            f"limit is {MAX_GB:g}. Use fewer photos, a smaller --size, or leave --finetune out."
+        )
+
+
+def finetune(
+    paths: Sequence[Path],
+    labels: Tensor,
+    classes: Tensor,
+    features: FeatureSettings,
+    *,
+    num_classes: int,
+    out: RunFolder,
+    device: torch.device,
+    steps: int = STEPS,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> FeatureSettings:
+    """Train with OpenCon's losses and write the encoder; returns the settings that take it, at the size it learned at.
+
+    Args:
+        paths: n photos that can be read.
+        labels: (n,) class in [0, S), or -1.
+        classes: (n,) the class or group of each, in [0, C), by a fit to the features there were: where training starts.
+        features: which encoder, at which size.
+        num_classes: C.
+        out: where the encoder goes.
+        device: where it is trained; on a CPU this takes hours.
+        steps: of training.
+        progress: told (finished steps, all steps).
+    """
+    encoder = open_encoder(features.encoder, features.image_size)
+    check_finetune(encoder, len(paths))
+    size, net = encoder.image_size, encoder.net
+    num_seen = int(labels.max()) + 1
+    images, kept, _ = read_images(paths, size)
+    images, labels, classes = images.to(device), labels[kept], classes[kept]  # a photo may be gone by now
+    ratio = int((labels >= 0).sum()) / max(int((classes < num_seen).sum()), 1)
+    net.freeze(LAST.get(encoder.name, net.stages[-1]), "running")
+    config = EncoderConfig(name=encoder.name, frozen_norm="running", mean=encoder.mean, std=encoder.std)
+    precision: Precision = "bf16" if device.type == "cuda" else "fp32"
+    with seeded(features.seed):
+        embedder = Embedder(net, projection_head(net.num_features, config.head_dim), config, precision)
+        method = OpenCon(OpenConConfig(), Task(num_seen, num_classes, ratio, len(images)), embedder).to(device)
+    embedder.fold_frozen()
+
+    def bank() -> FeatureBank:
+        rows = embed_images(method, method.embed, images, lambda chunk: plain_view(chunk, size))
+        return FeatureBank(rows, labels.to(device))
+
+    method.start_from(bank(), classes.to(device))
+    augment = Augment(VIEWS, image_size=size, channels=3)
+    short_run(
+        method,
+        images,
+        labels.to(device),
+        augments=(augment, augment),
+        steps=steps,
+        batch_size=BATCH,
+        lr=LR,
+        seed=features.seed,
+        features=bank,
+        progress=progress,
+    )
+    # Beside the weights, where whoever opens them looks for what they expect of an image.
+    statistics = {"mean": encoder.mean, "std": encoder.std}
+    out.write_json("config.json", {**out.read_json("config.json"), "encoder": statistics})
+    out.save_tensors(RUN_FILE, net.state_dict(), {"encoder": encoder.name})
+    return replace(features, encoder=str(out.path / RUN_FILE), image_size=size)

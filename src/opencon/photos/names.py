@@ -1,0 +1,74 @@
+"""Names for the groups of a discovery."""
+
+from __future__ import annotations
+
+import csv
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from opencon.data.listings import printable
+from opencon.data.tables import read_table
+from opencon.errors import DataError, RunError
+from opencon.photos.model import OpenConModel, identity
+from opencon.report.table import PhotoRow, PhotoTable
+from opencon.training.run_folder import ASSIGNMENTS, EMBEDDINGS, RunFolder
+
+
+def rename_groups(run: Path, table: Path) -> tuple[dict[str, str], list[str]]:
+    """Give groups the names in a table group,name; the model and assignments.csv change.
+
+    A group goes by the name it has, or by the one it had first (new-1), which the report shows: a table may be used again
+    with more names or corrected ones. Groups with the same name count as one. A table that a report wrote says of which
+    discovery it is, and is refused by another one, whose groups have other numbers.
+
+    Returns:
+        Old to new name where they differ, and the names that several classes or groups carry now.
+    """
+    names, discoveries = read_names(table)
+    before = OpenConModel.from_pretrained(run)
+    if discoveries and discoveries != {identity(RunFolder(run))}:
+        raise RunError(
+            f"{printable(table)} holds names for another discovery than the one that is in {run} now: groups have other "
+            f"numbers there. Name them in its present report.html, or remove the column `discovery` from the table."
+        )
+    after = before.renamed(names)
+    changed = {old: new for old, new in names.items() if before.renamed({old: new}).class_names != before.class_names}
+    renamed = _renamed_table(run, before, after) if (run / ASSIGNMENTS).is_file() else None
+    after.save(run)
+    if renamed is not None:
+        RunFolder(run).write_text(ASSIGNMENTS, renamed.to_csv())
+    return changed, [name for name, number in Counter(after.class_names).items() if number > 1]
+
+
+def read_names(table: Path) -> tuple[dict[str, str], set[str]]:
+    """Group to name, from a table with the columns group and name; and what its column `discovery` says, if any."""
+    columns = {name: (name,) for name in ("group", "name", "discovery")}
+    rows = [row for _, row in read_table(table, columns, optional=("discovery",))]
+    names: dict[str, str] = {}
+    for row in rows:
+        group, name = row["group"], row["name"]
+        if name and names.setdefault(group, name) != name:
+            raise DataError(f"{printable(table)} gives {group!r} two names, {names[group]!r} and {name!r}. Keep one.")
+    if not names:
+        raise DataError(f"{printable(table)} gives no name: its column `name` is empty.")
+    return names, {row["discovery"] for row in rows if row["discovery"]}
+
+
+def _renamed_table(run: Path, before: OpenConModel, after: OpenConModel) -> PhotoTable:
+    """The table of a discovery with the names of `after`; what it says of each photo comes from embeddings.npy."""
+    with (run / ASSIGNMENTS).open(encoding="utf-8", errors="surrogateescape", newline="") as file:
+        lines = list(csv.DictReader(file))
+    z = torch.from_numpy(np.load(run / EMBEDDINGS, allow_pickle=False))
+    readable = [line for line in lines if not line["error"]]
+    if len(readable) != len(z):
+        raise RunError(
+            f"{run / ASSIGNMENTS} has {len(readable)} photos and {EMBEDDINGS} {len(z)}: one of them was changed. "
+            f"Run the discovery again, or take {ASSIGNMENTS} out of the folder."
+        )
+    new_names = dict(zip(before.class_names[: before.num_seen], after.class_names, strict=False))
+    labels = [new_names.get(line["given"], line["given"]) or None for line in readable]
+    unread = (PhotoRow.unread(line["file"], line["error"], line["given"] or None) for line in lines if line["error"])
+    return after.training_table([line["file"] for line in readable], z, labels, unread)

@@ -1,0 +1,196 @@
+"""What a model says of photos, as one table: assignments.csv, JSON lines, the page and Python all come from it.
+
+file               as it was listed
+predicted          name of the class or group; empty for what is unlike everything, or cannot be read
+kind               seen, new, or empty
+confidence         of the class or group that is nearest, in [0, 1]
+novelty            larger is less like the seen classes
+unlike_everything  yes or no
+given              the label it came with
+nearest            the most similar examples, between vertical bars
+error              why it cannot be read
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from html import escape
+from typing import Any, Literal, overload
+
+from opencon.errors import MissingExtraError
+
+COLUMNS = ("file", "predicted", "kind", "confidence", "novelty", "unlike_everything", "given", "nearest", "error")
+MOST_SHOWN = 10  # rows that a notebook shows, ours: the first few say what a table is like
+
+
+@dataclass(frozen=True, kw_only=True)
+class PhotoRow:
+    """What the model says of one photo."""
+
+    file: str
+    closest: str | None  # name of the nearest class or group; None for a photo that cannot be read
+    kind: Literal["seen", "new"] | None  # of the prediction; None where there is none
+    confidence: float | None  # in [0, 1], that `closest` is right; None for a photo that cannot be read
+    novelty: float | None  # larger is newer; None for a photo that cannot be read
+    unlike_everything: bool  # unlike every class and group
+    given: str | None = None  # the label it came with
+    nearest: tuple[str, ...] = ()  # the most similar examples that the model keeps, nearest first
+    error: str | None = None  # why the photo cannot be read
+
+    @classmethod
+    def unread(cls, file: str, error: str, given: str | None = None) -> PhotoRow:
+        """Of a photo that cannot be read."""
+        return cls(
+            file=file,
+            closest=None,
+            kind=None,
+            confidence=None,
+            novelty=None,
+            unlike_everything=False,
+            given=given,
+            error=error,
+        )
+
+    @property
+    def predicted(self) -> str | None:
+        """Name of the class or group; None for what is unlike everything, or cannot be read."""
+        return None if self.unlike_everything else self.closest
+
+    def record(self) -> dict[str, Any]:
+        """The columns as plain data."""
+        return {name: getattr(self, name) for name in COLUMNS}
+
+
+@dataclass(frozen=True)
+class Group:
+    """A seen class or a new group, and how many unlabeled photos fell to it."""
+
+    name: str
+    kind: Literal["seen", "new"]
+    size: int
+
+
+@dataclass(frozen=True, eq=False)
+class PhotoTable(Sequence[PhotoRow]):
+    """A row for each photo, in order."""
+
+    rows: tuple[PhotoRow, ...]
+    class_names: tuple[str, ...]  # the seen classes, then the new groups
+    num_seen: int
+
+    @overload
+    def __getitem__(self, index: int) -> PhotoRow: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[PhotoRow]: ...
+    def __getitem__(self, index: int | slice) -> PhotoRow | Sequence[PhotoRow]:
+        return self.rows[index]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @cached_property
+    def readable(self) -> tuple[PhotoRow, ...]:
+        """The rows of the photos that could be read."""
+        return tuple(row for row in self.rows if row.error is None)
+
+    @cached_property
+    def unreadable(self) -> tuple[PhotoRow, ...]:
+        """The rows of the photos that could not be read."""
+        return tuple(row for row in self.rows if row.error is not None)
+
+    @cached_property
+    def unlabeled(self) -> tuple[PhotoRow, ...]:
+        """The readable rows that came without a label: what the model sorted."""
+        return tuple(row for row in self.readable if row.given is None)
+
+    @cached_property
+    def num_unlike_everything(self) -> int:
+        """How many unlabeled photos are unlike every class and group."""
+        return sum(row.unlike_everything for row in self.unlabeled)
+
+    @cached_property
+    def groups(self) -> list[Group]:
+        """Every class and group with its number of unlabeled photos; what is unlike everything belongs to none."""
+        sizes = Counter(row.predicted for row in self.unlabeled)
+        names = dict.fromkeys(self.class_names)  # those called alike count as one
+        seen = set(self.class_names[: self.num_seen])
+        return [Group(name, "seen" if name in seen else "new", sizes[name]) for name in names]
+
+    @cached_property
+    def headline(self) -> str:
+        """The outcome in one sentence, about the photos that had no label."""
+        total, odd = len(self.unlabeled), self.num_unlike_everything
+        if not total:
+            labeled = len(self.readable)
+            all_of_them = "The only photo carries" if labeled == 1 else f"All {labeled:,} photos carry"
+            return f"{all_of_them} your label: nothing was left to discover"
+        seen, new = (sum(row.kind == kind for row in self.unlabeled) for kind in ("seen", "new"))
+        groups = number_of(sum(group.kind == "new" and group.size > 0 for group in self.groups), "new group")
+        photos = number_of(total, "photo")
+        if seen == total:
+            return f"{photos}: {'it is something' if total == 1 else 'all are things'} you know, no new group"
+        if new == total:
+            falls = "it falls" if total == 1 else "none is a thing you know, they fall"
+            return f"{photos}: {falls} into {groups}"
+        parts = {
+            f"{'1 is a thing' if seen == 1 else f'{seen:,} are things'} you know": seen,
+            f"{'1 falls' if new == 1 else f'{new:,} fall'} into {groups}": new,
+            f"{'1 is' if odd == 1 else f'{odd:,} are'} unlike everything": odd,
+        }
+        return f"{photos}: {', '.join(part for part, count in parts.items() if count)}"
+
+    def to_csv(self) -> str:
+        """A line for each photo below a line with the names of the columns."""
+        text = io.StringIO()
+        table = csv.writer(text, lineterminator="\n")
+        table.writerow(COLUMNS)
+        for row in self.rows:
+            numbers = ("" if value is None else f"{value:.4f}" for value in (row.confidence, row.novelty))
+            unlike = "" if row.error else "yes" if row.unlike_everything else "no"
+            texts = (row.predicted or "", row.kind or "")
+            nearest = "|".join(row.nearest)
+            table.writerow([row.file, *texts, *numbers, unlike, row.given or "", nearest, row.error or ""])
+        return text.getvalue()
+
+    def to_json_lines(self) -> Iterator[str]:
+        """One JSON object for each photo; null where there is nothing."""
+        return (json.dumps(row.record()) for row in self.rows)
+
+    def to_pandas(self) -> Any:
+        """A `pandas.DataFrame` with a row for each photo."""
+        try:
+            import pandas as pd
+        except ImportError as err:
+            raise MissingExtraError("pandas", "pandas", "a data frame", err) from err
+        return pd.DataFrame([row.record() for row in self.rows], columns=list(COLUMNS))
+
+    def __repr__(self) -> str:
+        return f"<PhotoTable: {self.headline}>" if self.readable else f"<PhotoTable: {len(self)} unreadable photos>"
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the headline and the first rows."""
+        shown = ("file", "predicted", "kind", "confidence", "given")
+        head = "".join(f"<th>{name}</th>" for name in shown)
+        body = "".join(
+            f"<tr>{''.join(f'<td>{_cell(getattr(row, name))}</td>' for name in shown)}</tr>"
+            for row in self.rows[:MOST_SHOWN]
+        )
+        more = f"<p>... and {len(self) - MOST_SHOWN:,} more</p>" if len(self) > MOST_SHOWN else ""
+        title = escape(self.headline) if self.readable else f"{len(self):,} photos, none of which can be read"
+        return f"<p>{title}</p><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{more}"
+
+
+def number_of(count: int, one: str, many: str = "") -> str:
+    """A count and its noun: '1 photo', '2,000 photos'."""
+    return f"{count:,} {one if count == 1 else many or one + 's'}"
+
+
+def _cell(value: object) -> str:
+    text = "" if value is None else f"{value:.2f}" if isinstance(value, float) else str(value)
+    return escape(text.encode("utf-8", "replace").decode())

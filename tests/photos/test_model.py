@@ -1,0 +1,259 @@
+"""What a model says of photos, and the names it gives."""
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from opencon.errors import DataError
+from opencon.openworld.model import OpenWorldModel
+from opencon.photos import model as model_module
+from opencon.photos.features import Extractor, FeatureSettings, photo_features
+from opencon.photos.model import MOST_EXAMPLES, NEAREST, OpenConModel
+from tests.small_model import CPU, NAMES, PER_COLOR, fit, given_labels, make_model, make_photos, make_run
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    return tmp_path_factory.mktemp("place")
+
+
+@pytest.fixture(scope="module")
+def photos(place):
+    return make_photos(place / "photos")
+
+
+@pytest.fixture(scope="module")
+def run(place):
+    return make_run(place / "run")
+
+
+@pytest.fixture(scope="module")
+def model(photos, run):
+    return make_model(photos, run)
+
+
+# --- what it says -----------------------------------------------------------------------------------------------------
+
+
+def test_predictions_are_those_of_the_head_and_nearest_examples_those_of_a_loop(model, photos):
+    rows = photo_features(photos, model.features, cache=None, device=CPU).plain
+    said, z = model.head.predict(rows), model.head.embed(rows).detach()
+    names = [name for files in model.example_files for name in files]
+    got = list(model.predict(photos))
+    assert [photo.file for photo in got] == [str(path) for path in photos]
+    for i, photo in enumerate(got):
+        c = int(said.classes[i])
+        assert photo.label == NAMES[c]
+        assert photo.is_new == (c >= 2)
+        assert not photo.is_outlier
+        assert photo.error is None
+        assert photo.confidence == pytest.approx(float(said.confidence[i]), abs=1e-5)
+        assert photo.novelty == pytest.approx(float(said.novelty[i]), abs=1e-2)
+        cosines = sorted(((float(z[i] @ row), name) for row, name in zip(model.example_rows, names, strict=True)))[::-1]
+        assert len(photo.nearest) == NEAREST
+        for name, (cosine, _) in zip(photo.nearest, cosines, strict=False):
+            assert {n: s for s, n in cosines}[name] == pytest.approx(cosine, abs=1e-5)
+
+
+def test_the_colors_are_told_apart(model, photos):
+    """Not a matter of this file, but if it failed the tests here would say little."""
+    labels = [photo.label for photo in model.predict(photos)]
+    parts = [set(labels[c * PER_COLOR : (c + 1) * PER_COLOR]) for c in range(4)]
+    assert parts[0] == {"red"}
+    assert parts[1] == {"green"}
+    assert sorted(map(tuple, parts[2:])) == [("new-1",), ("new-2",)]
+
+
+def test_examples_are_the_most_typical_members(photos, run, monkeypatch):
+    monkeypatch.setattr(model_module, "MOST_EXAMPLES", 3)
+    features = FeatureSettings(encoder=str(run), num_views=0)
+    fitted, labels = fit(photos, features), given_labels()
+    fitted.prediction.is_outlier[-1] = True  # belongs to nothing
+    fitted.prediction.classes[0] = 1  # its label says otherwise
+    files = [path.name for path in photos]
+    model = OpenConModel.of(fitted, NAMES, features, files, labels)
+    members = {c: [] for c in range(4)}
+    for i, file in enumerate(files):
+        if labels[i] < 0 and fitted.prediction.is_outlier[i]:
+            continue
+        c = int(labels[i]) if labels[i] >= 0 else int(fitted.prediction.classes[i])
+        members[c].append((float(fitted.z[i] @ fitted.model.prototypes[c]), file, i))
+    assert model.sizes == tuple(len(members[c]) for c in range(4))
+    assert sum(model.sizes) == len(files) - 1
+    best = [sorted(members[c], reverse=True)[:3] for c in range(4)]
+    assert model.example_files == tuple(tuple(file for _, file, _ in rows) for rows in best)
+    assert torch.equal(model.example_rows, torch.stack([fitted.z[i] for rows in best for _, _, i in rows]))
+
+
+def test_few_examples_are_kept_and_a_photo_is_not_its_own_neighbor(model):
+    assert MOST_EXAMPLES == 20
+    assert all(1 <= len(files) <= MOST_EXAMPLES for files in model.example_files)
+    names = [name for files in model.example_files for name in files]
+    with_itself, without = (model.nearest_examples(model.example_rows, own) for own in (None, names))
+    assert [near[0] for near in with_itself] == names
+    for name, near in zip(names, without, strict=True):
+        assert name not in near
+        assert len(near) == NEAREST
+
+
+def test_a_model_of_few_examples_names_those_it_has(model):
+    lone = replace(model, example_files=(("a",), (), (), ()), example_rows=model.example_rows[:1])
+    assert lone.nearest_examples(model.example_rows[:2]) == [("a",), ("a",)]
+    assert lone.nearest_examples(model.example_rows[:2], ["a", "b"]) == [(), ("a",)]
+    none = replace(model, example_files=((), (), (), ()), example_rows=model.example_rows[:0])
+    assert none.nearest_examples(model.example_rows[:1]) == [()]
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 1000])
+def test_order_is_kept_in_chunks_with_twins_and_unreadable_files(model, photos, tmp_path, monkeypatch, chunk):
+    monkeypatch.setattr(model_module, "CHUNK", chunk)
+    broken, empty, absent = tmp_path / "broken.jpg", tmp_path / "empty.png", tmp_path / "absent.png"
+    broken.write_bytes(b"no image at all")
+    empty.touch()
+    twin = shutil.copy(photos[30], tmp_path / "twin.png")
+    broken_twin = shutil.copy(broken, tmp_path / "broken_twin.jpg")
+    paths = [photos[30], broken, photos[0], twin, absent, photos[0], empty, photos[13], broken_twin, photos[47]]
+    seen = []
+    got = list(model.predict(paths, progress=lambda done, total: seen.append((done, total))))
+    assert [photo.file for photo in got] == [str(path) for path in paths]
+    single = {path: next(model.predict(path)) for path in set(paths)}
+    for path, photo in zip(paths, got, strict=True):
+        want = single[path]
+        assert (photo.label, photo.is_new, photo.error) == (want.label, want.is_new, want.error)
+        assert photo.confidence == pytest.approx(want.confidence, abs=1e-5)
+    assert got[3].label == got[0].label
+    assert seen[-1] == (10, 10)
+    assert [done for done, _ in seen] == sorted(done for done, _ in seen)
+    for at, why in ((1, "is not an image"), (4, "does not exist"), (6, "is empty"), (8, "is not an image")):
+        photo = got[at]
+        assert photo.error.startswith(why)
+        assert (photo.label, photo.is_new, photo.is_outlier) == (None, False, False)
+        assert (photo.confidence, photo.novelty) == (None, None)  # null in JSON
+        assert photo.nearest == ()
+
+
+def test_first_rows_come_before_the_last_photo_is_read(model, photos, monkeypatch):
+    monkeypatch.setattr(model_module, "CHUNK", 4)
+    done = []
+    rows = model.predict(photos, progress=lambda i, total: done.append(i))
+    assert not done
+    next(rows)
+    assert max(done) == 4
+
+
+def test_a_folder_stands_for_its_images(model, photos, tmp_path):
+    inner = tmp_path / "a" / "b"
+    inner.mkdir(parents=True)
+    shutil.copy(photos[0], inner / "1.png")
+    shutil.copy(photos[12], tmp_path / "a" / "2.PNG")
+    (inner / "notes.txt").write_text("x")
+    got = list(model.predict([photos[40], tmp_path / "a"]))
+    assert [Path(photo.file).name for photo in got] == [photos[40].name, "2.PNG", "1.png"]
+    assert [photo.label for photo in got][1:] == ["green", "red"]
+    assert list(model.predict(str(tmp_path / "a"))) == list(model.predict([tmp_path / "a"]))
+    assert list(model.predict([])) == []
+
+
+def test_a_folder_without_images_is_said_at_once(model, tmp_path):
+    with pytest.raises(DataError, match=r"no image in the folder .*Readable: .bmp"):
+        model.predict([tmp_path])
+
+
+def test_an_outlier_has_no_label_but_neighbors(model, photos):
+    head = OpenWorldModel.from_settings(model.head.settings())
+    head.load_state_dict({**model.head.state_dict(), "outlier_threshold": torch.tensor(2.0)})  # more than any cosine
+    before, after = (list(m.predict(photos[::12])) for m in (model, replace(model, head=head)))
+    assert [photo.is_new for photo in before] == [False, False, True, True]
+    for was, photo in zip(before, after, strict=True):
+        assert photo.is_outlier
+        assert photo.label is None
+        assert not photo.is_new
+        assert photo.error is None
+        assert (photo.nearest, photo.confidence) == (was.nearest, was.confidence)
+        assert len(photo.nearest) == NEAREST
+
+
+def test_cached_features_are_used_the_second_time(model, photos, tmp_path, monkeypatch):
+    first = list(model.predict(photos, cache=tmp_path / "cache"))
+
+    def fail(*args):
+        raise AssertionError("computed again")
+
+    monkeypatch.setattr(Extractor, "__call__", fail)
+    assert list(model.predict(photos, cache=tmp_path / "cache")) == first
+
+
+# --- names ------------------------------------------------------------------------------------------------------------
+
+
+def test_renamed(model, photos, tmp_path):
+    new = model.renamed({"new-1": "sky", "new-2": "new-1"})
+    assert new.class_names == ("red", "green", "sky", "new-1")
+    assert model.class_names == NAMES
+    before = {photo.file: photo.label for photo in model.predict(photos)}
+    names = dict(zip(NAMES, new.class_names, strict=True))
+    new.save(tmp_path / "new")
+    for photo in OpenConModel.from_pretrained(tmp_path / "new").predict(photos):
+        assert photo.label == names[before[photo.file]]
+
+
+def test_a_first_name_stays_with_its_group_whatever_the_classes_are_called(model, tmp_path):
+    """A seen class may be called new-1, and be renamed: the groups' own first names do not move up."""
+    model = replace(model, class_names=("new-1", "green", "new-2", "new-3"), first_names=())
+    model.renamed({"new-1": "sofa", "new-2": "lamp", "new-3": "chair"}).save(tmp_path / "new")
+    again = OpenConModel.from_pretrained(tmp_path / "new").renamed({"new-2": "table lamp"})
+    assert again.class_names == ("sofa", "green", "table lamp", "chair")
+
+
+def test_a_name_for_several_makes_them_one(model, photos):
+    """Two halves of a class each lose against a third one, together they win."""
+    both = model.renamed({"new-1": "sky", "new-2": "sky"})
+    assert (both.names, both.num_seen_names) == (("red", "green", "sky"), 2)
+    p = torch.tensor([[0.4, 0.0, 0.3, 0.3], [0.5, 0.1, 0.2, 0.2], [0.1, 0.2, 0.0, 0.7]])
+    assert model.named(p)[0] == ["red", "red", "new-2"]
+    names, confidence = both.named(p)
+    assert names == ["sky", "red", "sky"]
+    assert confidence == pytest.approx([0.6, 0.5, 0.7])
+    before = [photo.label for photo in model.predict(photos)]
+    after = list(both.predict(photos))
+    assert [photo.label for photo in after] == [{"new-1": "sky", "new-2": "sky"}.get(label, label) for label in before]
+    assert all(photo.is_new == (photo.label == "sky") for photo in after)
+    assert both.renamed({"sky": "sea"}).class_names == ("red", "green", "sea", "sea")
+    assert both.renamed({"new-2": "sea"}).class_names == (
+        "red",
+        "green",
+        "sky",
+        "sea",
+    )  # apart again, by the first name
+
+
+def test_a_group_may_turn_out_to_be_a_seen_class(model, photos):
+    same = model.renamed({"new-1": "red"})
+    assert (same.names, same.num_seen_names) == (("red", "green", "new-2"), 2)
+    before = {photo.file: photo.label for photo in model.predict(photos)}
+    assert "new-1" in before.values()
+    for photo in same.predict(photos):
+        assert photo.is_new == (photo.label == "new-2")
+        assert photo.label == (before[photo.file] if before[photo.file] != "new-1" else "red")
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        ({"new_1": "sky"}, r"no group 'new_1' to rename. Did you mean 'new-1'\? There are: red, green, new-1, new-2."),
+        ({"new-2": " "}, r"new name of 'new-2' is empty"),
+    ],
+)
+def test_names_that_cannot_be_given(model, names, message):
+    with pytest.raises(DataError, match=message):
+        model.renamed(names)
+
+
+def test_names_must_fit_the_head(model):
+    with pytest.raises(DataError, match="4 classes and groups, but 3 names"):
+        replace(model, class_names=("a", "b", "c"))
+    with pytest.raises(DataError, match="not one row each"):
+        replace(model, example_rows=model.example_rows[1:])
