@@ -28,7 +28,7 @@ from opencon.cli.base import keep_memory
 from opencon.config import AugmentConfig
 from opencon.data.augment import Augment
 from opencon.experiments.recipes import get_recipe
-from opencon.experiments.run import Workbench, build_loader, prepare
+from opencon.experiments.workbench import Workbench, build_loader, prepare
 from opencon.runtime import generator
 from opencon.training.optimizer import build_optimizer
 from opencon.training.trainer import TrainStep

@@ -14,7 +14,8 @@ from measure import Benchmark, spread
 from opencon.config import with_settings
 from opencon.experiments.demo import pixel_kmeans
 from opencon.experiments.recipes import get_recipe
-from opencon.experiments.run import open_run, train
+from opencon.experiments.train import train
+from opencon.experiments.workbench import open_run
 
 MEASURES = ("all", "novel", "seen", "auroc")
 

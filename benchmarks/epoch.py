@@ -22,7 +22,8 @@ from measure import Benchmark, settings
 from opencon.config import with_settings
 from opencon.data.benchmarks import load_dataset
 from opencon.experiments.recipes import get_recipe
-from opencon.experiments.run import MEASURED_STEPS, assemble, build_loader
+from opencon.experiments.train import MEASURED_STEPS
+from opencon.experiments.workbench import assemble, build_loader
 from opencon.runtime import pick_device
 from opencon.training.optimizer import build_optimizer
 from opencon.training.trainer import fit

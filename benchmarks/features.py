@@ -24,8 +24,8 @@ from PIL import Image
 from sklearn.datasets import load_sample_images
 
 from measure import Benchmark
-from opencon import features
 from opencon.encoders.pretrained import open_encoder
+from opencon.photos import features
 from opencon.photos.cache import FeatureCache
 from opencon.photos.features import Extractor, FeatureSettings, Part, Reader, photo_features
 from opencon.runtime import pick_device
@@ -79,8 +79,8 @@ def measure(paths: list[Path], size: int, num_views: int, repeats: int, device: 
         assert sum(len(part.rows) for part in features._computed(decoded, extractor)) == len(paths)
 
     def everything() -> None:
-        found = photo_features(paths, settings, cache=None, device=device)
-        assert len(found.kept) == len(paths)
+        opened = Extractor(open_encoder(settings.encoder, size), settings, device)
+        assert len(photo_features(paths, opened, cache=None).kept) == len(paths)
 
     kinds = {"all": everything, "reading": read, "network": network}
     network()  # the first pass finds the kernels

@@ -16,7 +16,8 @@ from torch import Tensor
 from measure import Benchmark, settings
 from opencon.config import with_settings
 from opencon.experiments.recipes import get_recipe
-from opencon.experiments.run import MEASURED_STEPS, build_loader, prepare
+from opencon.experiments.train import MEASURED_STEPS
+from opencon.experiments.workbench import build_loader, prepare
 from opencon.runtime import pick_device
 
 BATCHES = 8  # compared: both views of four steps, which come after the measured ones

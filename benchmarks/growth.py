@@ -19,7 +19,7 @@ from measure import Benchmark
 from opencon.cli.base import keep_memory
 from opencon.config import with_settings
 from opencon.experiments.recipes import get_recipe
-from opencon.experiments.run import assemble, build_loader
+from opencon.experiments.workbench import assemble, build_loader
 from opencon.runtime import pick_device
 from opencon.training.optimizer import build_optimizer
 from opencon.training.trainer import Captured, TrainStep

@@ -21,7 +21,7 @@ from sklearn.cluster import KMeans
 from measure import Benchmark, spread
 from opencon.metrics import open_world_accuracy
 from opencon.openworld.fit import OpenWorldConfig
-from opencon.photos.discover import DiscoverConfig, discover, settled
+from opencon.photos.discover import DiscoverConfig, discover_photos, prepare
 from opencon.photos.features import FeatureSettings, photo_features
 from opencon.photos.listing import from_two_folders, read_truth
 
@@ -49,23 +49,20 @@ def main() -> None:
         for seed in range(seeds):
             ways = {"number unknown": None, "number known": num_novel, "number doubled": 2 * num_novel}
             for way, novel in ways.items():
-                config = DiscoverConfig(
-                    features=FeatureSettings(seed=0), fit=OpenWorldConfig(num_novel=novel, seed=seed)
-                )
+                fit = OpenWorldConfig(num_novel=novel, seed=seed)
                 began = time.perf_counter()
-                found = discover(
-                    photos, settled(config, photos), Path(scratch, "out"), cache=cache, device=CPU, truth=truth
-                )
+                prepared = prepare(photos, DiscoverConfig(features=FeatureSettings(), fit=fit), CPU)
+                found = discover_photos(prepared, Path(scratch, "out"), cache=cache, truth=truth)
                 seconds = time.perf_counter() - began
                 r = found.record
-                groups = sum(g.size > 0 for g in found.groups)
+                groups = sum(group.size > 0 for group in found.groups)
                 row = {k: r[k] for k in ("all", "novel", "seen")} | {"seed": seed, "seconds": seconds, "in_use": groups}
                 row["estimate"] = found.count.num_classes if found.count else None
                 row["interval"] = [found.count.low, found.count.high] if found.count else None
                 rows[way].append(row)
                 print(f"seed {seed} {way:15} all {r['all']:.3f} novel {r['novel']:.3f} seen {r['seen']:.3f} "
                       f"classes {row['estimate'] or '':>3} in use {groups} {seconds:.1f} s", flush=True)  # fmt: skip
-        features = photo_features(photos.paths, FeatureSettings(), cache=cache, device=CPU)
+        features = photo_features(photos.paths, prepared.extractor, cache=cache)
     x = F.normalize(features.plain, dim=1).numpy()
     free = [i for i, label in enumerate(photos.labels) if label < 0]
     true = [number[truth[photos.paths[i].name]] for i in free]

@@ -20,7 +20,7 @@ from sklearn.datasets import load_sample_images
 
 from measure import Benchmark
 from opencon.openworld.fit import OpenWorldConfig, fit_features
-from opencon.photos.discover import DiscoverConfig, discover, settled
+from opencon.photos.discover import DiscoverConfig, discover_photos, prepare
 from opencon.photos.features import FeatureSettings
 from opencon.photos.listing import from_two_folders
 
@@ -60,9 +60,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         make_photos(Path(scratch), number, args.side)
         photos = from_two_folders(Path(scratch, "labeled"), Path(scratch, "unlabeled"))
-        config = settled(DiscoverConfig(features=FeatureSettings(), fit=OpenWorldConfig()), photos)
         began = time.perf_counter()
-        found = discover(photos, config, Path(scratch, "out"), cache=Path(scratch, "cache"), device=CPU)
+        prepared = prepare(photos, DiscoverConfig(features=FeatureSettings(), fit=OpenWorldConfig()), CPU)
+        found = discover_photos(prepared, Path(scratch, "out"), cache=Path(scratch, "cache"))
         seconds = time.perf_counter() - began
         page = found.report.stat().st_size / 1e6
     gigabytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6

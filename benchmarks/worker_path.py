@@ -42,7 +42,7 @@ from opencon.data.listings import list_folder
 from opencon.data.sources import _decode, load_listing
 from opencon.data.streaming import PIECE, StreamedImages, usable_cores
 from opencon.experiments.recipes import get_recipe
-from opencon.experiments.run import assemble, build_loader
+from opencon.experiments.workbench import assemble, build_loader
 from opencon.runtime import pick_device
 from opencon.training.optimizer import build_optimizer
 from opencon.training.trainer import fit

@@ -16,7 +16,16 @@ SOURCE = Path(opencon.__file__).parent
 # A module may import from rooms on lower floors, and from rooms of its own floor as long as they do not import it back.
 FLOORS = [
     {"errors", "version", "registry", "files", "config", "runtime", "rows"},  # the ground: words, settings, the machine
-    {"losses", "prototypes", "prototype_kernel", "cluster", "metrics", "novelty", "encoders", "data"},  # formulas, material
+    {
+        "losses",
+        "prototypes",
+        "prototype_kernel",
+        "cluster",
+        "metrics",
+        "novelty",
+        "encoders",
+        "data",
+    },  # formulas, material
     {"methods", "counting"},  # what the papers propose
     {"training", "report"},  # to learn, and to show
     {"openworld", "photos", "experiments"},  # whole tasks

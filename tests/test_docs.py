@@ -24,7 +24,7 @@ from opencon.cli import app, main
 from opencon.config import RunConfig, to_dict, with_settings
 from opencon.errors import ConfigError
 from opencon.experiments.recipes import get_recipe, read_config, recipe_names
-from opencon.experiments.run import train
+from opencon.experiments.train import train
 from opencon.methods import METHODS, OpenConConfig
 from tests.methods import test_every_method as checks
 

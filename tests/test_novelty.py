@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import opencon.novelty as novelty_module
 from opencon import cli
 from opencon.errors import ConfigError, DataError
-from opencon.experiments.run import open_run
+from opencon.experiments.workbench import open_run
 from opencon.metrics import NoveltyDetection, novelty_detection
 from opencon.novelty import KNN, MSP, SCORES, Energy, Mahalanobis, Prototype, detection, novelty_table
 from opencon.prototypes import seen_score
@@ -398,7 +398,7 @@ def test_evaluate_refuses_what_it_cannot_do(capsys, run, tmp_path):
     assert opencon(capsys, "pretrain", "digits", "--out", tmp_path / "simclr", *TRAIN)[0] == 0
     code, _, err = opencon(capsys, "evaluate", tmp_path / "simclr", "--novelty", "--device", "cpu")
     assert code == 2
-    assert "simclr looks at no label, so no class is seen or novel to it." in err
+    assert "simclr uses no labels, so no class is seen or novel to it." in err
     code, _, err = opencon(capsys, "evaluate", tmp_path / "simclr", "--count", "dtc", "--device", "cpu")
     assert code == 2
     assert "dtc counts by labeled rows of at least 2 seen classes, and there are 0" in err

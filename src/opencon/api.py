@@ -14,9 +14,10 @@ from typing import Any
 from opencon.config import RunConfig, with_settings
 from opencon.errors import ConfigError
 from opencon.experiments.compare import FORMATS, Section, compare_runs, render
+from opencon.experiments.evaluate import evaluate_run
 from opencon.experiments.recipes import get_recipe, read_config
-from opencon.experiments.run import Callbacks, evaluate_run
-from opencon.experiments.run import train as train_run
+from opencon.experiments.train import Callbacks
+from opencon.experiments.train import train as train_run
 from opencon.openworld.fit import OpenWorldConfig
 from opencon.photos.discover import DiscoverConfig, Discovery, Progress, discover_photos, prepare
 from opencon.photos.features import VIEWS_FOR_STEPS, FeatureSettings

@@ -11,8 +11,8 @@ from sklearn.cluster import KMeans
 from sklearn.datasets import load_digits
 from sklearn.metrics import adjusted_rand_score
 
-from opencon.cluster import kmeans as kmeans_module
 from opencon.cluster.kmeans import Rows, inertia, kmeans, lloyd, nearest, plus_plus
+from opencon.cluster.kmeans import kmeans as kmeans_module
 from opencon.cluster.naming import cluster_and_name, name_clusters
 from opencon.errors import ConfigError, DataError
 from tests.naive.cluster import naive_best_naming, naive_inertia, naive_lloyd

@@ -17,7 +17,7 @@ from sklearn.metrics import normalized_mutual_info_score
 from opencon.config import AugmentConfig, DataConfig, EncoderConfig, RunConfig, SplitConfig, TrainConfig
 from opencon.data.benchmarks import DIGITS, Dataset
 from opencon.data.sources import from_arrays
-from opencon.experiments.run import assemble, build_loader
+from opencon.experiments.workbench import assemble, build_loader
 from opencon.methods import METHODS, Epoch, FeatureBank, Kind, Method, MethodEntry
 from opencon.metrics import knn_accuracy, open_world_accuracy
 from opencon.training.optimizer import build_optimizer, restore

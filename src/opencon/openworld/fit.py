@@ -131,7 +131,7 @@ def fit_features(
     model.encoder = start.encoder
     with seeded(config.seed, NETWORK):
         model.head.reset()
-    classes, history = start.classes, []
+    classes, history = start.classes, list[dict[str, float]]()
     if config.steps and model.num_classes > 1:  # a single class has nothing to be told from
         method, history = _train(model, x, labels, views, start.classes, config, progress)
         classes = method.assign(FeatureBank(in_parts(model.learned, x), labels)).classes
