@@ -12,9 +12,7 @@ Accuracy on the unlabeled rows, protocol gcd (one matching over everything), in 
 
 from __future__ import annotations
 
-import argparse
 import csv
-import statistics
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -30,7 +28,7 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.semi_supervised import LabelSpreading, SelfTrainingClassifier
 from torch import Tensor
 
-from measure import save
+from measure import Benchmark, spread
 from opencon.cluster import kmeans
 from opencon.config import SplitConfig
 from opencon.data.split import make_split
@@ -177,8 +175,7 @@ def measure(
     for (name, number), records in runs.items():
         row: dict[str, object] = {"data": title, "name": name, "number": number, "n": len(records)}
         for key in records[0]:
-            values = [r[key] for r in records]
-            row[key] = {"mean": statistics.mean(values), "std": statistics.stdev(values) if len(values) > 1 else 0.0}
+            row[key] = spread([r[key] for r in records])
         table.append(row)
         shown = "  ".join(
             f"{key} {100 * row[key]['mean']:5.1f} ± {100 * row[key]['std']:4.1f}"  # type: ignore[index]
@@ -190,14 +187,15 @@ def measure(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--photos", type=Path)
-    parser.add_argument("--cifar", type=Path)
-    parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--cifar-all", action="store_true", help="two of its baselines take a quarter of an hour each")
-    parser.add_argument("--cifar-seeds", type=int, default=2)
-    parser.add_argument("--quick", action="store_true", help="digits with two seeds")
-    args = parser.parse_args()
+    benchmark = Benchmark(__doc__)
+    benchmark.add_argument("--photos", type=Path)
+    benchmark.add_argument("--cifar", type=Path)
+    benchmark.add_argument("--seeds", type=int, default=5)
+    benchmark.add_argument(
+        "--cifar-all", action="store_true", help="two of its baselines take a quarter of an hour each"
+    )
+    benchmark.add_argument("--cifar-seeds", type=int, default=2)
+    args = benchmark.begin()
     seeds = range(2 if args.quick else args.seeds)
     table = measure("digits, 64 pixels", digits, seeds)
     if args.photos is not None and not args.quick:
@@ -207,7 +205,7 @@ def main() -> None:
         title, few = "CIFAR-100, SimCLR ResNet-18", range(args.cifar_seeds)
         table += measure(title, lambda seed: cifar(args.cifar, seed), few, short=not args.cifar_all)
     result = {"protocol": "gcd", "on": "unlabeled", "table": table}
-    print(save("openworld-quick" if args.quick else "openworld", result, CPU))
+    benchmark.save(result, CPU)
 
 
 if __name__ == "__main__":

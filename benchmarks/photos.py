@@ -1,6 +1,6 @@
 """`opencon discover` on a folder of photos whose classes are known: accuracy, number of classes, seconds, over seeds.
 
-python benchmarks/photos.py --photos DIR [--seeds 5] [--unlabeled 160 --name photos-few] [--quick]
+python benchmarks/photos.py --photos DIR [--seeds 5] [--unlabeled 160] [--quick]
 
 DIR holds labeled/<class>/, unlabeled/ and truth.csv (file,class). The first discovery starts without a cache; the others use
 the features it kept. k-means gets the same features and the number of classes. Protocol gcd, on the unlabeled photos.
@@ -8,8 +8,6 @@ the features it kept. k-means gets the same features and the number of classes. 
 
 from __future__ import annotations
 
-import argparse
-import statistics
 import tempfile
 import time
 from dataclasses import replace
@@ -20,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from sklearn.cluster import KMeans
 
-from measure import save
+from measure import Benchmark, spread
 from opencon.data.photos import from_two_folders, read_truth
 from opencon.discover import DiscoverConfig, discover, settled
 from opencon.features import FeatureSettings, photo_features
@@ -30,19 +28,12 @@ from opencon.openworld import OpenWorldConfig
 CPU = torch.device("cpu")
 
 
-def spread(values: list[float]) -> dict[str, Any]:
-    std = statistics.stdev(values) if len(values) > 1 else 0.0
-    return {"mean": statistics.mean(values), "std": std, "min": min(values), "n": len(values), "values": values}
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--photos", type=Path, required=True)
-    parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--unlabeled", type=int, help="leave out all unlabeled photos but the first so many")
-    parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--name", default="photos")
-    args = parser.parse_args()
+    benchmark = Benchmark(__doc__)
+    benchmark.add_argument("--photos", type=Path, required=True)
+    benchmark.add_argument("--seeds", type=int, default=5)
+    benchmark.add_argument("--unlabeled", type=int, help="leave out all unlabeled photos but the first so many")
+    args = benchmark.begin()
     seeds = 1 if args.quick else args.seeds
     photos = from_two_folders(args.photos / "labeled", args.photos / "unlabeled")
     if args.unlabeled is not None:
@@ -94,7 +85,7 @@ def main() -> None:
         "rows": rows,
     }
     print({way: {k: round(v["mean"], 4) for k, v in result[way].items()} for way in rows}, spread(means)["mean"])
-    save(args.name, result, CPU)
+    benchmark.save(result, CPU)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ labels each. Memory is the most the process held.
 
 from __future__ import annotations
 
-import argparse
 import resource
 import tempfile
 import time
@@ -19,7 +18,7 @@ import torch
 from PIL import Image
 from sklearn.datasets import load_sample_images
 
-from measure import save
+from measure import Benchmark
 from opencon.data.photos import from_two_folders
 from opencon.discover import DiscoverConfig, discover, settled
 from opencon.features import FeatureSettings
@@ -52,12 +51,10 @@ def mixture(rows: int, features: int = 1280) -> tuple[torch.Tensor, torch.Tensor
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--photos", type=int, default=5000)
-    parser.add_argument("--side", type=int, default=128)
-    parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--name", default="photos_scale")
-    args = parser.parse_args()
+    benchmark = Benchmark(__doc__)
+    benchmark.add_argument("--photos", type=int, default=5000)
+    benchmark.add_argument("--side", type=int, default=128)
+    args = benchmark.begin()
     sizes = (1000, 2000) if args.quick else (5_000, 10_000, 20_000, 50_000)
     number = 400 if args.quick else args.photos
     with tempfile.TemporaryDirectory() as scratch:
@@ -89,7 +86,7 @@ def main() -> None:
         "features": table,
         "n": 1,
     }
-    save(args.name, result, CPU)
+    benchmark.save(result, CPU)
 
 
 if __name__ == "__main__":
