@@ -288,7 +288,7 @@ def test_features_need_labels_first(name):
         SCORES[name]().score(Z)
     with pytest.raises(DataError, match=f"x has 4 features, but {kind} learned from 5. Give rows of the same encoder"):
         SCORES[name]().fit(Z, LABELS).score(Z[:, :4])
-    with pytest.raises(DataError, match="1 of 3 rows of features hold NaN, .* the first is row 2"):
+    with pytest.raises(DataError, match=r"1 of 3 rows of features hold NaN, .* the first is row 2"):
         SCORES[name]().fit(Z, LABELS).score(Z[:3].index_fill(0, torch.tensor([2]), math.inf))
 
 

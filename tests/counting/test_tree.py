@@ -1,5 +1,4 @@
 import inspect
-import itertools
 
 import numpy as np
 import pytest
