@@ -196,14 +196,16 @@ def test_settings_of_every_type_seeds_and_configurations(run, tmp_path):
     assert (config["method"]["name"], config["train"]["seed"]) == ("simclr", 3)
     assert config["augment"]["crop_scale"] == [0.5, 1.0]
     assert config["encoder"]["weights"] is None
-    with pytest.raises(ConfigError, match="did you mean train.epochs"):
+    with pytest.raises(ConfigError, match=r"did you mean train\.epochs"):
         opencon.train("digits", out=tmp_path / "c", settings={"epochs": 3})
     with pytest.raises(ConfigError, match="holds a run with other settings"):
         opencon.train("digits", out=run.folder, settings=SMALL, seed=5, device="cpu")
 
 
 def test_a_run_from_a_file(tmp_path):
-    text = '[data]\nname = "digits"\n[split]\nnum_seen = 5\n[encoder]\nname = "convnet"\n[method]\nname = "kmeans"\n[train]\nepochs = 0\n'
+    text = (
+        'data.name = "digits"\nsplit.num_seen = 5\nencoder.name = "convnet"\nmethod.name = "kmeans"\ntrain.epochs = 0\n'
+    )
     (tmp_path / "mine.toml").write_text(text)
     run = opencon.train(str(tmp_path / "mine.toml"), out=tmp_path / "run", device="cpu")
     assert 0.1 < run.result["all"] < 1
