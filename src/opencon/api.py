@@ -209,12 +209,13 @@ class Comparison:
         return self.to("markdown")
 
 
-def compare(runs: Iterable[PathLike | Run]) -> Comparison:
+def compare(runs: PathLike | Run | Iterable[PathLike | Run]) -> Comparison:
     """Runs side by side: mean and standard deviation over seeds, seconds per epoch, and the published numbers.
 
     Args:
-        runs: run folders, folders of runs, or what `train` returned.
+        runs: run folders, folders of runs, or what `train` returned; or a single one of these.
     """
+    runs = [runs] if isinstance(runs, (str, Path, Run)) else runs
     return Comparison(compare_runs([run.folder if isinstance(run, Run) else Path(run).expanduser() for run in runs]))
 
 

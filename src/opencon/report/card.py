@@ -101,7 +101,7 @@ for photo in model.predict(["photo.jpg"]):  # photos, or folders of them
     print(photo.file, photo.predicted, photo.kind, photo.confidence, photo.unlike_everything, photo.nearest)
 ```
 
-Or without opencon and PyTorch, from the graph that `opencon.export.export_onnx(model, "model.onnx")` writes:
+Or without opencon and PyTorch, from the graph that `opencon export` writes:
 
 ```python
 import json
