@@ -7,7 +7,7 @@ classes, C all classes.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -133,6 +133,10 @@ class OpenCon(Method[OpenConConfig]):
         method = replace(method, temperature_unlabeled=0.6)
         lr = {"lr": 0.02 if paper else 0.01} if kind == "imagenet" else {}  # released code: 0.01 on ImageNet
         return usual(method, kind, augment=large, **lr)
+
+    def _load_from_state_dict(self, state: dict[str, Any], prefix: str, *args: Any) -> None:
+        state.setdefault(f"{prefix}is_started", torch.tensor(False))  # checkpoints from before there was `start_from`
+        super()._load_from_state_dict(state, prefix, *args)
 
     @torch.no_grad()
     def start_from(self, bank: FeatureBank, classes: Tensor) -> None:

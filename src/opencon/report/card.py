@@ -131,7 +131,7 @@ somebody renamed them.
 
 ## Limits
 
-- It knows only the classes and groups above. Other subjects should come out as unlike everything, but some will be taken for a class.
+- It knows only the classes and groups above. Other subjects should be unlike everything, but some are taken for a class.
 - Confidence was learned from these photos alone and can be too high on others.
 - Only the central square of a photo is looked at, at {size} x {size} pixels: small things and things at the edge are missed.
 - Whatever the encoder's training images were biased toward, the groups are too.
