@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-slow test-gpu lint types bench bench-methods clean
+.PHONY: demo test test-slow test-gpu lint types docs bench bench-methods clean
 
 demo: .venv/ready
 	rm -rf runs/demo
@@ -25,15 +25,19 @@ lint: .venv/ready
 types: .venv/ready
 	$(BIN)/mypy
 
-# What a CPU can measure, about half an hour; QUICK=--quick tries every script in minutes (into another OPENCON_RESULTS).
+# The documentation as a site, build/site. Strict: a dead link or an unknown name is an error.
+docs: .venv/ready
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+# What a CPU can measure, about half an hour, of a clean commit; QUICK=--quick tries every script in minutes and records nothing.
 BENCH := digits loss_memory kmeans cpu_step growth features worker_path class_count openworld photos_scale
 bench: .venv/ready
-	set -e; for name in $(BENCH); do echo "== $$name"; $(BIN)/python benchmarks/$$name.py $(QUICK); done
+	set -e; for name in $(BENCH); do echo "== $$name"; $(BIN)/python benchmarks/$$name.py --replace $(QUICK); done
 	$(BIN)/python benchmarks/page.py
 
 # Every method on the digits with five seeds, about half an hour.
 bench-methods: .venv/ready
-	$(BIN)/python benchmarks/methods.py digits --seeds 5 --pretrain --parallel 2 $(QUICK)
+	$(BIN)/python benchmarks/methods.py digits --seeds 5 --pretrain --parallel 2 --replace $(QUICK)
 
 clean:
 	rm -rf .venv build src/*.egg-info

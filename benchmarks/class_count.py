@@ -1,6 +1,6 @@
 """How many classes does opencon.class_count find where the number is known, and in which time.
 
-python benchmarks/class_count.py [--by gcd] [--quick] [--features photos=photos.npz ...] [--repeats 5]
+python benchmarks/class_count.py [--by gcd] [--features photos=photos.npz ...] [--repeats 5] [--quick]
 
 Data: Gaussian mixtures (every feature i scaled by i^-1/2, half of the classes seen, half of their rows labeled; `spread` is
 the deviation within a class over the one between class means), scikit-learn's digits (5 of 10 seen, half labeled), and any
@@ -11,7 +11,6 @@ seed; from the second on, which classes are seen and which rows are labeled is d
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import time
 from pathlib import Path
@@ -22,8 +21,8 @@ import torch
 from sklearn.datasets import load_digits
 from torch import Tensor
 
-from measure import save
-from opencon.anchor_count import COUNTERS
+from measure import Benchmark
+from opencon.counting import COUNTERS
 from opencon.runtime import generator
 
 CPU = torch.device("cpu")
@@ -85,12 +84,11 @@ def show(name: str, runs: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="three mixtures and the digits, twice each; saved apart")
-    parser.add_argument("--features", nargs="*", default=[], metavar="NAME=FILE.npz")
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--by", default="tree", choices=COUNTERS.names())
-    args = parser.parse_args()
+    benchmark = Benchmark(__doc__)
+    benchmark.add_argument("--features", nargs="*", default=[], metavar="NAME=FILE.npz")
+    benchmark.add_argument("--repeats", type=int, default=5)
+    benchmark.add_argument("--by", default="tree", choices=COUNTERS.names())
+    args = benchmark.begin()
     torch.set_num_threads(1)
     repeats = range(2 if args.quick else args.repeats)
     print("data, classes | found (interval) of each repeat | CPU seconds, median, one thread")
@@ -108,8 +106,7 @@ def main() -> None:
         file = np.load(Path(path))
         x, y, labels = (torch.from_numpy(file[key]) for key in ("x", "y", "labels"))
         table.append(show(name, [measure(args.by, x, y, *again(y, labels, seed), seed) for seed in repeats]))
-    name = "class_count" + ("" if args.by == "tree" else f"-{args.by}") + ("_quick" if args.quick else "")
-    print(save(name, table, CPU))
+    benchmark.save({"by": args.by, "repeats": len(repeats), "table": table}, CPU)
 
 
 if __name__ == "__main__":

@@ -8,13 +8,12 @@ Needs a GPU.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
 
-from measure import save
+from measure import Benchmark
 from opencon.runtime import pick_device
 
 # channels in, channels out, side, stride, kernel, how many of them, in the stage (frozen: all but layer4)
@@ -47,15 +46,13 @@ def milliseconds(work: Callable[[], object], repeats: int) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--views", type=int, default=1024, help="rows of a batch")
-    parser.add_argument("--repeats", type=int, default=20)
-    parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--name", default="conv_floor-h200")
-    args = parser.parse_args()
+    benchmark = Benchmark(__doc__)
+    benchmark.add_argument("--views", type=int, default=1024, help="rows of a batch")
+    benchmark.add_argument("--repeats", type=int, default=20)
+    args = benchmark.begin()
     device = pick_device()
     if device.type != "cuda":
-        parser.error("needs a GPU")
+        benchmark.error("needs a GPU")
     torch.backends.cudnn.benchmark = True
     rows = []
     like = {"device": device, "dtype": torch.bfloat16}
@@ -96,7 +93,7 @@ def main() -> None:
         "epoch_seconds_all_learn": seconds(["forward_ms", "input_ms", "weight_ms"]),
         "epoch_seconds_layer4_learns": seconds(["forward_ms"]) + seconds(["input_ms", "weight_ms"], {"layer4"}),
     }
-    save(args.name, result, device)
+    benchmark.save(result, device)
     print({k: v for k, v in result.items() if k.startswith("epoch")})
 
 

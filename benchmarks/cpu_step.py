@@ -10,7 +10,6 @@ memory stays with the process, as in every command of `opencon`.
 
 from __future__ import annotations
 
-import argparse
 import math
 import random
 import statistics
@@ -24,15 +23,15 @@ import torch.nn.functional as F
 from PIL import Image, ImageEnhance
 from torch import Tensor
 
-from measure import save
+from measure import Benchmark
 from opencon.cli.base import keep_memory
 from opencon.config import AugmentConfig
 from opencon.data.augment import Augment
 from opencon.experiments.recipes import get_recipe
-from opencon.experiments.run import Workbench, build_loader, prepare
-from opencon.optim import build_optimizer
+from opencon.experiments.workbench import Workbench, build_loader, prepare
 from opencon.runtime import generator
-from opencon.trainer import TrainStep
+from opencon.training.optimizer import build_optimizer
+from opencon.training.trainer import TrainStep
 
 CPU = torch.device("cpu")
 
@@ -213,12 +212,10 @@ def turns(forms: dict[str, Callable[[], Any]], repeats: int, *, per: int) -> dic
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--name", default="cpu_step")
-    args = parser.parse_args()
+    benchmark = Benchmark(__doc__)
+    benchmark.add_argument("--threads", type=int, default=2)
+    benchmark.add_argument("--repeats", type=int, default=7)
+    args = benchmark.begin()
     repeats, num_images = (2, 128) if args.quick else (args.repeats, 1024)
     keep_memory()
     torch.set_num_threads(args.threads)
@@ -226,7 +223,7 @@ def main() -> None:
     views = measure_views(num_images, repeats)
     print("one training step on the digits, 256 images, 2 views")
     step = measure_step(repeats)
-    save(args.name, {"threads": args.threads, "num_images": num_images, "views": views, "step": step}, CPU)
+    benchmark.save({"threads": args.threads, "num_images": num_images, "views": views, "step": step}, CPU)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Seconds per epoch of recipes, one after the other with nothing beside them.
 
 python benchmarks/epoch.py cifar100 --epochs 8 [--set train.capture=false] [--profile] [--quick]
-python benchmarks/epoch.py orca/cifar100 gcd/cifar100 --data FOLDER --weights FILE --name epoch-methods
+python benchmarks/epoch.py orca/cifar100 gcd/cifar100 --data FOLDER --weights FILE
 
 Without --data the images are made up, of the right shape: the speed of a step does not depend on what they show. Clustering
 before an epoch does, so methods that do it want --data and --weights, and more --epochs than come before the first.
@@ -17,25 +17,16 @@ from typing import Any
 
 import torch
 
-from measure import save
+from made_up import made_up
+from measure import Benchmark, settings
 from opencon.config import with_settings
-from opencon.data.benchmarks import DATASETS, Dataset, load_dataset
-from opencon.data.sources import ImageSet
+from opencon.data.benchmarks import load_dataset
 from opencon.experiments.recipes import get_recipe
-from opencon.experiments.run import MEASURED_STEPS, assemble, build_loader
-from opencon.optim import build_optimizer
+from opencon.experiments.train import MEASURED_STEPS
+from opencon.experiments.workbench import assemble, build_loader
 from opencon.runtime import pick_device
-from opencon.trainer import fit
-
-
-def made_up(name: str, num_train: int | None) -> Dataset:
-    info = DATASETS[name].info
-    n = num_train or info.num_train
-    shape = (n, info.channels, info.image_size, info.image_size)
-    images = torch.randint(0, 256, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-    classes = torch.arange(n) % info.num_classes
-    return Dataset(info, ImageSet(images, classes, tuple(map(str, range(info.num_classes)))), None)
-
+from opencon.training.optimizer import build_optimizer
+from opencon.training.trainer import fit
 
 # Kernels by what they do; the first pattern that a name contains counts.
 KINDS = {
@@ -65,10 +56,8 @@ def by_kind(profiler: torch.profiler.profile) -> dict[str, float]:
 def measure(recipe: str, args: argparse.Namespace, device: torch.device) -> dict[str, Any]:
     """Train for a few epochs."""
     start = time.perf_counter()
-    places = [f"data.root={args.data}"] if args.data else []
-    places += [f"encoder.weights={args.weights}"] if args.weights else []
-    config = with_settings(get_recipe(recipe), [f"train.epochs={args.epochs}", *places, *args.settings])
-    dataset = load_dataset(config.data) if args.data else made_up(config.data.name, args.num_train)
+    config = with_settings(get_recipe(recipe), [f"train.epochs={args.epochs}", *settings(args)])
+    dataset = load_dataset(config.data) if args.data else made_up(config.data.name, num_images=args.num_train)
     bench = assemble(config, dataset, device)
     loader, optimizer = build_loader(bench), build_optimizer(bench.method, config.train)
     measuring = time.perf_counter()
@@ -126,34 +115,28 @@ def measure(recipe: str, args: argparse.Namespace, device: torch.device) -> dict
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("recipes", nargs="+", metavar="recipe")
-    parser.add_argument("--epochs", type=int, default=8)
-    parser.add_argument("--data")
-    parser.add_argument("--weights")
-    parser.add_argument("--set", action="append", default=[], dest="settings")
-    parser.add_argument("--num-train", type=int)
-    parser.add_argument("--profile", action="store_true")
-    parser.add_argument("--no-cudnn-benchmark", action="store_true")
-    parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--name", default="epoch")
-    args = parser.parse_args()
+    benchmark = Benchmark(__doc__)
+    benchmark.add_argument("recipes", nargs="+", metavar="recipe")
+    benchmark.add_settings()
+    benchmark.add_argument("--epochs", type=int, default=8)
+    benchmark.add_argument("--num-train", type=int)
+    benchmark.add_argument("--profile", action="store_true")
+    benchmark.add_argument("--no-cudnn-benchmark", action="store_true")
+    args = benchmark.begin()
     if args.data and args.num_train:
-        parser.error("--num-train is for made-up images")
+        benchmark.error("--num-train is for made-up images")
     if args.profile and args.epochs < 2:
-        parser.error("--profile takes at least two epochs: the last one is profiled")
+        benchmark.error("--profile takes at least two epochs: the last one is profiled")
     if args.quick:
         args.epochs, args.num_train = 2, args.num_train or 2048
     device = pick_device()
-    rows = []
     for recipe in args.recipes:
-        rows.append(measure(recipe, args, device))
+        benchmark.save(measure(recipe, args, device), device)
         torch.compiler.reset()
         gc.collect()  # a compiled method and its object hold each other
         if device.type == "cuda":
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
-        save(args.name, rows[0] if len(args.recipes) == 1 else {"rows": rows}, device)
 
 
 if __name__ == "__main__":

@@ -7,9 +7,7 @@ Runs share the machine, so no time is read off them. Seeds only name the runs: o
 
 from __future__ import annotations
 
-import argparse
 import json
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -17,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from measure import save
+from measure import Benchmark, settings, spread
 from opencon.runtime import pick_device
 
 FORMS: dict[str, tuple[str, list[str]]] = {
@@ -45,36 +43,29 @@ def run(words: list[str], out: Path) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("recipe")
-    parser.add_argument("--data")
-    parser.add_argument("--weights")
-    parser.add_argument("--fast", type=int, nargs="*", default=[], metavar="SEED")
-    parser.add_argument("--plain", type=int, nargs="*", default=[], metavar="SEED")
-    parser.add_argument("--set", action="append", default=[], dest="settings", help="for both")
-    parser.add_argument("--together", type=int, default=1, help="so many runs at a time")
-    parser.add_argument("--out", type=Path, help="keep the runs here; those that are finished are not run again")
-    parser.add_argument("--quick", action="store_true", help="two epochs")
-    parser.add_argument("--name", default="fast_against_plain")
-    args = parser.parse_args()
-    settings = [*args.settings, *(["train.epochs=2"] if args.quick else [])]
-    words = ["train", args.recipe]
-    for flag in ("data", "weights"):
-        words += [f"--{flag}", getattr(args, flag)] if getattr(args, flag) else []
-    result: dict[str, Any] = {"recipe": args.recipe, "settings": settings}
+    benchmark = Benchmark(__doc__)
+    benchmark.add_argument("recipe")
+    benchmark.add_settings()
+    benchmark.add_argument("--fast", type=int, nargs="*", default=[], metavar="SEED")
+    benchmark.add_argument("--plain", type=int, nargs="*", default=[], metavar="SEED")
+    benchmark.add_argument("--together", type=int, default=1, help="so many runs at a time")
+    benchmark.add_argument("--out", type=Path, help="keep the runs here; those that are finished are not run again")
+    args = benchmark.begin()
+    quick = ["train.epochs=2"] if args.quick else []
+    result: dict[str, Any] = {"recipe": args.recipe, "settings": [*args.settings, *quick]}
     with tempfile.TemporaryDirectory() as place, ThreadPoolExecutor(args.together) as pool:
         folder, started = args.out or place, {}
         for form, (_, own) in FORMS.items():
             for seed in getattr(args, form):
-                sets = [part for setting in [*settings, *own] for part in ("--set", setting)]
-                command = [*words, *sets, "--seed", str(seed)]
+                sets = [part for setting in [*settings(args), *quick, *own] for part in ("--set", setting)]
+                command = ["train", args.recipe, *sets, "--seed", str(seed)]
                 started[form, seed] = pool.submit(run, command, Path(folder, f"{form}-{seed}"))
         for form, (what, own) in FORMS.items():
             runs = [started[form, seed].result() for seed in getattr(args, form)]
             everyone = [record["all"] for record in runs]
-            spread = {"mean": statistics.mean(everyone), "std": statistics.stdev(everyone)} if len(runs) > 1 else None
-            result[form] = {"what": what, "settings": own, "n": len(runs), "all": spread, "runs": runs}
-    print(save(args.name, result, pick_device()))
+            mean = spread(everyone) if runs else None
+            result[form] = {"what": what, "settings": own, "n": len(runs), "all": mean, "runs": runs}
+    benchmark.save(result, pick_device())
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Photos to features on this machine: images/s from JPEG files, and how the time splits into reading and network.
 
-python benchmarks/features.py [--quick] [--threads 2] [--repeats 5] [--device cpu]
+python benchmarks/features.py [--threads 2] [--repeats 5] [--device cpu] [--quick]
 
 The photos: crops of scikit-learn's two sample images, 500 x 375 pixels (the usual size in ImageNet) as JPEG of quality 90,
 no two the same. Three measures take turns: everything (`photo_features` without a cache, opening the encoder included);
@@ -11,7 +11,6 @@ repeats; processor milliseconds an image: the least, which other programs on the
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import tempfile
 import time
@@ -24,11 +23,11 @@ import torch
 from PIL import Image
 from sklearn.datasets import load_sample_images
 
-from measure import save
-from opencon import features
-from opencon.data.feature_cache import FeatureCache
+from measure import Benchmark
 from opencon.encoders.pretrained import open_encoder
-from opencon.features import Extractor, FeatureSettings, Part, Reader, photo_features
+from opencon.photos import features
+from opencon.photos.cache import FeatureCache
+from opencon.photos.features import Extractor, FeatureSettings, Part, Reader, photo_features
 from opencon.runtime import pick_device
 
 PHOTO = (500, 375)
@@ -80,8 +79,8 @@ def measure(paths: list[Path], size: int, num_views: int, repeats: int, device: 
         assert sum(len(part.rows) for part in features._computed(decoded, extractor)) == len(paths)
 
     def everything() -> None:
-        found = photo_features(paths, settings, cache=None, device=device)
-        assert len(found.kept) == len(paths)
+        opened = Extractor(open_encoder(settings.encoder, size), settings, device)
+        assert len(photo_features(paths, opened, cache=None).kept) == len(paths)
 
     kinds = {"all": everything, "reading": read, "network": network}
     network()  # the first pass finds the kernels
@@ -100,12 +99,11 @@ def measure(paths: list[Path], size: int, num_views: int, repeats: int, device: 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--quick", action="store_true", help="few photos, one repeat: does it run?")
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--device", default="cpu")
-    args = parser.parse_args()
+    benchmark = Benchmark(__doc__)
+    benchmark.add_argument("--threads", type=int, default=torch.get_num_threads())
+    benchmark.add_argument("--repeats", type=int, default=5)
+    benchmark.add_argument("--device", default="cpu")
+    args = benchmark.begin()
     torch.set_num_threads(args.threads)
     device = pick_device(args.device)
     count, repeats = (64, 1) if args.quick else (512, args.repeats)
@@ -121,7 +119,7 @@ def main() -> None:
                 rate, ms = found[kind]["images_per_second"], found[kind]["processor_ms_per_image"]
                 print(f"  {kind:8} {rate['best']:7.1f} images/s (median {rate['median']:.1f}), {ms:6.2f} processor ms")
     what = {"photo": PHOTO, "precision": str(features.fast_dtype(device)), "measures": results}
-    print(save("features", what, device) if not args.quick else "quick: nothing saved")
+    benchmark.save(what, device)
 
 
 if __name__ == "__main__":

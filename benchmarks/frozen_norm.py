@@ -6,7 +6,6 @@ python benchmarks/frozen_norm.py cifar100 --data FOLDER --weights FILE [--quick]
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import statistics
 from typing import Any
@@ -14,25 +13,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from measure import save
+from measure import Benchmark, settings
 from opencon.config import with_settings
 from opencon.experiments.recipes import get_recipe
-from opencon.experiments.run import MEASURED_STEPS, build_loader, prepare
+from opencon.experiments.train import MEASURED_STEPS
+from opencon.experiments.workbench import build_loader, prepare
 from opencon.runtime import pick_device
 
 BATCHES = 8  # compared: both views of four steps, which come after the measured ones
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("recipe")
-    parser.add_argument("--data")
-    parser.add_argument("--weights")
-    parser.add_argument("--quick", action="store_true", help="two steps are measured")
-    parser.add_argument("--name", default="frozen_norm")
-    args = parser.parse_args()
-    places = [f"{key}={value}" for key, value in (("data.root", args.data), ("encoder.weights", args.weights)) if value]
-    config = with_settings(get_recipe(args.recipe), [*places, "encoder.fold_frozen=false", "train.compile=false"])
+    benchmark = Benchmark(__doc__)
+    benchmark.add_argument("recipe")
+    benchmark.add_settings()
+    args = benchmark.begin()
+    config = with_settings(
+        get_recipe(args.recipe), [*settings(args), "encoder.fold_frozen=false", "train.compile=false"]
+    )
     device, steps = pick_device(), 2 if args.quick else MEASURED_STEPS
     bench = prepare(config, device)
     loader, embedder = build_loader(bench), bench.method.embedder
@@ -66,7 +64,7 @@ def main() -> None:
         "from_batch_statistics": {"running": apart(kept, batch), "measured": apart(measured, batch)},
     }
     print(result)
-    print(save(args.name, result, device))
+    benchmark.save(result, device)
 
 
 if __name__ == "__main__":

@@ -8,24 +8,21 @@ a minute for each size. Images are made up. Freed memory stays with the process,
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import time
-from dataclasses import replace
 from typing import Any
 
 import torch
 
-from measure import save
+from made_up import made_up
+from measure import Benchmark
 from opencon.cli.base import keep_memory
 from opencon.config import with_settings
-from opencon.data.benchmarks import DATASETS, Dataset
-from opencon.data.sources import ImageSet
 from opencon.experiments.recipes import get_recipe
-from opencon.experiments.run import assemble, build_loader
-from opencon.optim import build_optimizer
+from opencon.experiments.workbench import assemble, build_loader
 from opencon.runtime import pick_device
-from opencon.trainer import Captured, TrainStep
+from opencon.training.optimizer import build_optimizer
+from opencon.training.trainer import Captured, TrainStep
 
 BATCHES, CLASSES, IMAGES = (128, 256, 512, 1024, 2048), (10, 100, 1000), (5_000, 20_000, 50_000)
 
@@ -35,11 +32,7 @@ def step_ms(device: torch.device, *, batch: int, classes: int, images: int, step
     recipe = get_recipe("cifar100" if on_gpu else "digits")
     settings = [f"train.batch_size={batch}", f"split.num_seen={classes // 2}", "train.compile=false"]
     config = with_settings(recipe, settings)
-    info = replace(DATASETS[recipe.data.name].info, num_classes=classes, num_train=images)
-    shape = (images, info.channels, info.image_size, info.image_size)
-    pixels = torch.randint(0, 256, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-    names = tuple(map(str, range(classes)))
-    bench = assemble(config, Dataset(info, ImageSet(pixels, torch.arange(images) % classes, names), None), device)
+    bench = assemble(config, made_up(recipe.data.name, num_images=images, num_classes=classes), device)
     bench.method.embedder.fold_frozen()
     loader, optimizer = build_loader(bench), build_optimizer(bench.method, config.train)
     step = TrainStep(bench.method, optimizer, loader, torch.amp.GradScaler(device.type, enabled=False), compiled=False)
@@ -60,11 +53,9 @@ def step_ms(device: torch.device, *, batch: int, classes: int, images: int, step
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--name")
-    args = parser.parse_args()
+    benchmark = Benchmark(__doc__)
+    benchmark.add_argument("--steps", type=int, default=20)
+    args = benchmark.begin()
     keep_memory()
     device = pick_device()
     torch.backends.cudnn.benchmark = True
@@ -81,7 +72,7 @@ def main() -> None:
             print(
                 f"{what:>8} {value:>7,} {row['ms']:8.2f} ms  ({row['ms_min']:.2f} to {row['ms_max']:.2f})", flush=True
             )
-    save(args.name or ("growth-h200" if device.type == "cuda" else "growth"), {"base": base, "table": table}, device)
+    benchmark.save({"base": base, "table": table}, device)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,6 @@ are seen and half of their rows labeled, so a part cannot change; its inertia co
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import statistics
 import time
@@ -28,8 +27,8 @@ from sklearn.datasets import load_digits
 from threadpoolctl import threadpool_limits
 from torch import Tensor
 
-from measure import save
-from opencon.cluster import inertia, kmeans, nearest
+from measure import Benchmark
+from opencon.cluster.kmeans import inertia, kmeans, nearest
 from opencon.runtime import generator, pick_device
 
 MAX_ITERATIONS = 300  # scikit-learn's default; no start here needs as many
@@ -125,18 +124,16 @@ def measure(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=int, default=50_000)
-    parser.add_argument("--features", type=int, default=512)
-    parser.add_argument("--clusters", type=int, default=100)
-    parser.add_argument("--starts", type=int, default=10)
-    parser.add_argument("--spreads", type=float, nargs="*", default=[0.7, 1.0, 1.5])
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--repeats", type=int, default=1)
-    parser.add_argument("--only", default="", help="contenders whose name contains this")
-    parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--name", default="kmeans")
-    args = parser.parse_args()
+    benchmark = Benchmark(__doc__)
+    benchmark.add_argument("--rows", type=int, default=50_000)
+    benchmark.add_argument("--features", type=int, default=512)
+    benchmark.add_argument("--clusters", type=int, default=100)
+    benchmark.add_argument("--starts", type=int, default=10)
+    benchmark.add_argument("--spreads", type=float, nargs="*", default=[0.7, 1.0, 1.5])
+    benchmark.add_argument("--threads", type=int, default=2)
+    benchmark.add_argument("--repeats", type=int, default=1)
+    benchmark.add_argument("--only", default="", help="contenders whose name contains this")
+    args = benchmark.begin()
     if args.quick:
         args.rows, args.features, args.clusters, args.starts = 5_000, 64, 20, 3
     torch.set_num_threads(args.threads)
@@ -151,8 +148,7 @@ def main() -> None:
         for spread in args.spreads:
             x, labels = mixture(args.rows, args.features, args.clusters, spread)
             rows += measure(f"mixture {spread}", x, labels, args.clusters, args.starts, args.repeats, args.only)
-    path = save(args.name, {"threads": args.threads, "repeats": args.repeats, "rows": rows}, pick_device())
-    print(path)
+    benchmark.save({"threads": args.threads, "repeats": args.repeats, "rows": rows}, pick_device())
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Time and memory of InfoNCE, forward and backward: the plain form against the blocked one.
 
-python benchmarks/loss_memory.py [--quick] [--dim 128] [--repeats 5] [--name loss_memory]
+python benchmarks/loss_memory.py [--quick] [--dim 128] [--repeats 5]
 
 Memory is the most held at any moment beyond the embeddings: from CUDA's allocator, on a CPU from the profiler's allocation
 events. Times of the two forms are taken in turn, so that a busy machine slows both.
@@ -8,7 +8,6 @@ events. Times of the two forms are taken in turn, so that a busy machine slows b
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import tempfile
@@ -21,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
-from measure import save
+from measure import Benchmark
 from opencon.losses.blocked import info_nce_within, rows_of_a_block
 from opencon.losses.contrastive import info_nce, masks_within
 from opencon.runtime import pick_device
@@ -94,12 +93,10 @@ def measure(rows: int, dim: int, repeats: int, device: torch.device) -> dict[str
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--dim", type=int, default=128)
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--name", default="loss_memory")
-    args = parser.parse_args()
+    benchmark = Benchmark(__doc__)
+    benchmark.add_argument("--dim", type=int, default=128)
+    benchmark.add_argument("--repeats", type=int, default=5)
+    args = benchmark.begin()
     device = pick_device()
     print(f"{'N':>6} {'R':>5} {'plain ms':>10} {'blocked ms':>10} {'plain MB':>10} {'blocked MB':>10}")
     table = []
@@ -109,7 +106,7 @@ def main() -> None:
         cells = (row.get(key) for key in ("plain_ms", "blocked_ms", "plain_mb", "blocked_mb"))
         shown = " ".join(f"{'-' if cell is None else f'{cell:.1f}':>10}" for cell in cells)
         print(f"{rows:>6} {row['rows_of_a_block']:>5} {shown}", flush=True)
-    save(args.name, {"dim": args.dim, "temperature": TEMPERATURE, "table": table}, device)
+    benchmark.save({"dim": args.dim, "temperature": TEMPERATURE, "table": table}, device)
 
 
 if __name__ == "__main__":

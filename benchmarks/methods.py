@@ -11,7 +11,6 @@ and capture.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import signal
@@ -22,7 +21,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from measure import save
+from measure import Benchmark
 from opencon.experiments.compare import compare_runs, render
 from opencon.methods import METHODS
 from opencon.runtime import pick_device
@@ -102,21 +101,17 @@ def progress(run: Path) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("dataset")
+    benchmark = Benchmark(__doc__)
+    benchmark.add_argument("dataset")
     everything = ",".join(name for name in METHODS.names() if METHODS[name].config.uses_labels)
-    parser.add_argument("--methods", default=everything, help="separated by commas; default: all but pre-training")
-    parser.add_argument("--seeds", type=int, default=1)
-    parser.add_argument("--data")
-    parser.add_argument("--weights")
-    parser.add_argument("--pretrain", action="store_true")
-    parser.add_argument("--runs", type=Path, default=Path("runs/methods"))
-    parser.add_argument("--parallel", type=int, default=1)
-    parser.add_argument("--seconds", type=float, default=1e9)
-    parser.add_argument("--set", action="append", default=[], dest="settings")
-    parser.add_argument("--quick", action="store_true", help="two epochs, one seed")
-    parser.add_argument("--name")
-    args = parser.parse_args()
+    benchmark.add_argument("--methods", default=everything, help="separated by commas; default: all but pre-training")
+    benchmark.add_argument("--seeds", type=int, default=1)
+    benchmark.add_argument("--pretrain", action="store_true")
+    benchmark.add_argument("--runs", type=Path, default=Path("runs/methods"))
+    benchmark.add_argument("--parallel", type=int, default=1)
+    benchmark.add_argument("--seconds", type=float, default=1e9)
+    benchmark.add_settings()
+    args = benchmark.begin()
     deadline = time.monotonic() + args.seconds
     if args.quick:
         args.seeds, args.settings = 1, [*args.settings, "train.epochs=2"]
@@ -148,8 +143,8 @@ def main() -> None:
         "table": json.loads(render(sections, "json")),
         "runs": {job.out.name: progress(job.out) for job in jobs},
     }
-    name = args.name or f"methods-{args.dataset}" + ("-quick" if args.quick else "")
-    print(save(name, result, pick_device()))
+    benchmark.claim = f"methods-{args.dataset}"
+    benchmark.save(result, pick_device())
 
 
 if __name__ == "__main__":

@@ -12,9 +12,7 @@ Accuracy on the unlabeled rows, protocol gcd (one matching over everything), in 
 
 from __future__ import annotations
 
-import argparse
 import csv
-import statistics
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -30,12 +28,12 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.semi_supervised import LabelSpreading, SelfTrainingClassifier
 from torch import Tensor
 
-from measure import save
-from opencon.cluster import kmeans
+from measure import Benchmark, spread
+from opencon.cluster.kmeans import kmeans
 from opencon.config import SplitConfig
 from opencon.data.split import make_split
 from opencon.metrics import open_world_accuracy
-from opencon.openworld import OpenWorldConfig, fit_features
+from opencon.openworld.fit import OpenWorldConfig, fit_features
 from opencon.runtime import generator
 
 CPU = torch.device("cpu")
@@ -72,7 +70,8 @@ def cifar(path: Path, seed: int) -> Problem:
 
 
 def photos(folder: Path) -> Problem:
-    from opencon.features import FeatureSettings, photo_features
+    from opencon.encoders.pretrained import open_encoder
+    from opencon.photos.features import VIEWS_FOR_STEPS, Extractor, FeatureSettings, photo_features
 
     with (folder / "truth.csv").open() as file:
         truth = {row["file"]: row["class"] for row in csv.DictReader(file)}
@@ -80,7 +79,9 @@ def photos(folder: Path) -> Problem:
     names = seen + sorted(set(truth.values()) - set(seen))
     paths = [(p, names.index(c), names.index(c)) for c in seen for p in sorted((folder / "labeled" / c).iterdir())]
     paths += [(folder / "unlabeled" / file, -1, names.index(c)) for file, c in sorted(truth.items())]
-    found = photo_features([p for p, _, _ in paths], FeatureSettings(), cache=None, device=CPU)
+    settings = FeatureSettings(num_views=VIEWS_FOR_STEPS)
+    extractor = Extractor(open_encoder(settings.encoder), settings, CPU)
+    found = photo_features([p for p, _, _ in paths], extractor, cache=None)
     labels, classes = (torch.tensor([paths[i][k] for i in found.kept]) for k in (1, 2))
     return Problem(found.plain, labels, classes, found.views)
 
@@ -124,7 +125,7 @@ def hdbscan(p: Problem, num_classes: int, seed: int) -> Tensor:
     return torch.from_numpy(HDBSCAN(min_cluster_size=10, copy=True).fit_predict(p.x.numpy()) + 1).long()
 
 
-def ours(num_novel: int | None, steps: int = OpenWorldConfig.steps) -> Callable[[Problem, int, int], Tensor]:
+def ours(num_novel: int | None, steps: int = 0) -> Callable[[Problem, int, int], Tensor]:
     def run(p: Problem, num_classes: int, seed: int) -> Tensor:
         config = OpenWorldConfig(num_novel=num_novel, seed=seed, steps=steps)
         return fit_features(p.x, p.labels, config, views=p.views).prediction.classes
@@ -136,7 +137,7 @@ def contenders(p: Problem) -> Iterator[tuple[str, str, int, Callable[[Problem, i
     """Name, what is known of the number, the number of classes, and how to run it."""
     known, doubled = p.num_classes, 2 * p.num_classes
     yield "opencon", "known", known, ours(known - p.num_seen)
-    yield "opencon without training", "known", known, ours(known - p.num_seen, steps=0)
+    yield "opencon, 100 steps", "known", known, ours(known - p.num_seen, steps=100)
     yield "k-means", "known", known, plain_kmeans
     yield "semi-supervised k-means", "known", known, semi_supervised
     yield "self-training + k-means", "known", known, self_training
@@ -177,8 +178,7 @@ def measure(
     for (name, number), records in runs.items():
         row: dict[str, object] = {"data": title, "name": name, "number": number, "n": len(records)}
         for key in records[0]:
-            values = [r[key] for r in records]
-            row[key] = {"mean": statistics.mean(values), "std": statistics.stdev(values) if len(values) > 1 else 0.0}
+            row[key] = spread([r[key] for r in records])
         table.append(row)
         shown = "  ".join(
             f"{key} {100 * row[key]['mean']:5.1f} ± {100 * row[key]['std']:4.1f}"  # type: ignore[index]
@@ -190,14 +190,15 @@ def measure(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--photos", type=Path)
-    parser.add_argument("--cifar", type=Path)
-    parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--cifar-all", action="store_true", help="two of its baselines take a quarter of an hour each")
-    parser.add_argument("--cifar-seeds", type=int, default=2)
-    parser.add_argument("--quick", action="store_true", help="digits with two seeds")
-    args = parser.parse_args()
+    benchmark = Benchmark(__doc__)
+    benchmark.add_argument("--photos", type=Path)
+    benchmark.add_argument("--cifar", type=Path)
+    benchmark.add_argument("--seeds", type=int, default=5)
+    benchmark.add_argument(
+        "--cifar-all", action="store_true", help="two of its baselines take a quarter of an hour each"
+    )
+    benchmark.add_argument("--cifar-seeds", type=int, default=2)
+    args = benchmark.begin()
     seeds = range(2 if args.quick else args.seeds)
     table = measure("digits, 64 pixels", digits, seeds)
     if args.photos is not None and not args.quick:
@@ -207,7 +208,7 @@ def main() -> None:
         title, few = "CIFAR-100, SimCLR ResNet-18", range(args.cifar_seeds)
         table += measure(title, lambda seed: cifar(args.cifar, seed), few, short=not args.cifar_all)
     result = {"protocol": "gcd", "on": "unlabeled", "table": table}
-    print(save("openworld-quick" if args.quick else "openworld", result, CPU))
+    benchmark.save(result, CPU)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """`opencon discover` on a folder of photos whose classes are known: accuracy, number of classes, seconds, over seeds.
 
-python benchmarks/photos.py --photos DIR [--seeds 5] [--unlabeled 160 --name photos-few] [--quick]
+python benchmarks/photos.py --photos DIR [--seeds 5] [--unlabeled 160] [--quick]
 
 DIR holds labeled/<class>/, unlabeled/ and truth.csv (file,class). The first discovery starts without a cache; the others use
 the features it kept. k-means gets the same features and the number of classes. Protocol gcd, on the unlabeled photos.
@@ -8,8 +8,6 @@ the features it kept. k-means gets the same features and the number of classes. 
 
 from __future__ import annotations
 
-import argparse
-import statistics
 import tempfile
 import time
 from dataclasses import replace
@@ -20,29 +18,22 @@ import torch
 import torch.nn.functional as F
 from sklearn.cluster import KMeans
 
-from measure import save
-from opencon.data.photos import from_two_folders, read_truth
-from opencon.discover import DiscoverConfig, discover, settled
-from opencon.features import FeatureSettings, photo_features
+from measure import Benchmark, spread
 from opencon.metrics import open_world_accuracy
-from opencon.openworld import OpenWorldConfig
+from opencon.openworld.fit import OpenWorldConfig
+from opencon.photos.discover import DiscoverConfig, discover_photos, prepare
+from opencon.photos.features import FeatureSettings, photo_features
+from opencon.photos.listing import from_two_folders, read_truth
 
 CPU = torch.device("cpu")
 
 
-def spread(values: list[float]) -> dict[str, Any]:
-    std = statistics.stdev(values) if len(values) > 1 else 0.0
-    return {"mean": statistics.mean(values), "std": std, "min": min(values), "n": len(values), "values": values}
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--photos", type=Path, required=True)
-    parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--unlabeled", type=int, help="leave out all unlabeled photos but the first so many")
-    parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--name", default="photos")
-    args = parser.parse_args()
+    benchmark = Benchmark(__doc__)
+    benchmark.add_argument("--photos", type=Path, required=True)
+    benchmark.add_argument("--seeds", type=int, default=5)
+    benchmark.add_argument("--unlabeled", type=int, help="leave out all unlabeled photos but the first so many")
+    args = benchmark.begin()
     seeds = 1 if args.quick else args.seeds
     photos = from_two_folders(args.photos / "labeled", args.photos / "unlabeled")
     if args.unlabeled is not None:
@@ -58,23 +49,20 @@ def main() -> None:
         for seed in range(seeds):
             ways = {"number unknown": None, "number known": num_novel, "number doubled": 2 * num_novel}
             for way, novel in ways.items():
-                config = DiscoverConfig(
-                    features=FeatureSettings(seed=0), fit=OpenWorldConfig(num_novel=novel, seed=seed)
-                )
+                fit = OpenWorldConfig(num_novel=novel, seed=seed)
                 began = time.perf_counter()
-                found = discover(
-                    photos, settled(config, photos), Path(scratch, "out"), cache=cache, device=CPU, truth=truth
-                )
+                prepared = prepare(photos, DiscoverConfig(features=FeatureSettings(), fit=fit), CPU)
+                found = discover_photos(prepared, Path(scratch, "out"), cache=cache, truth=truth)
                 seconds = time.perf_counter() - began
                 r = found.record
-                groups = sum(g.size > 0 for g in found.groups)
+                groups = sum(group.size > 0 for group in found.groups)
                 row = {k: r[k] for k in ("all", "novel", "seen")} | {"seed": seed, "seconds": seconds, "in_use": groups}
                 row["estimate"] = found.count.num_classes if found.count else None
                 row["interval"] = [found.count.low, found.count.high] if found.count else None
                 rows[way].append(row)
                 print(f"seed {seed} {way:15} all {r['all']:.3f} novel {r['novel']:.3f} seen {r['seen']:.3f} "
                       f"classes {row['estimate'] or '':>3} in use {groups} {seconds:.1f} s", flush=True)  # fmt: skip
-        features = photo_features(photos.paths, FeatureSettings(), cache=cache, device=CPU)
+        features = photo_features(photos.paths, prepared.extractor, cache=cache)
     x = F.normalize(features.plain, dim=1).numpy()
     free = [i for i, label in enumerate(photos.labels) if label < 0]
     true = [number[truth[photos.paths[i].name]] for i in free]
@@ -94,7 +82,7 @@ def main() -> None:
         "rows": rows,
     }
     print({way: {k: round(v["mean"], 4) for k, v in result[way].items()} for way in rows}, spread(means)["mean"])
-    save(args.name, result, CPU)
+    benchmark.save(result, CPU)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ labels each. Memory is the most the process held.
 
 from __future__ import annotations
 
-import argparse
 import resource
 import tempfile
 import time
@@ -19,11 +18,11 @@ import torch
 from PIL import Image
 from sklearn.datasets import load_sample_images
 
-from measure import save
-from opencon.data.photos import from_two_folders
-from opencon.discover import DiscoverConfig, discover, settled
-from opencon.features import FeatureSettings
-from opencon.openworld import OpenWorldConfig, fit_features
+from measure import Benchmark
+from opencon.openworld.fit import OpenWorldConfig, fit_features
+from opencon.photos.discover import DiscoverConfig, discover_photos, prepare
+from opencon.photos.features import FeatureSettings
+from opencon.photos.listing import from_two_folders
 
 CPU = torch.device("cpu")
 CLASSES, SEEN, LABELS = 20, 10, 20
@@ -52,20 +51,18 @@ def mixture(rows: int, features: int = 1280) -> tuple[torch.Tensor, torch.Tensor
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--photos", type=int, default=5000)
-    parser.add_argument("--side", type=int, default=128)
-    parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--name", default="photos_scale")
-    args = parser.parse_args()
+    benchmark = Benchmark(__doc__)
+    benchmark.add_argument("--photos", type=int, default=5000)
+    benchmark.add_argument("--side", type=int, default=128)
+    args = benchmark.begin()
     sizes = (1000, 2000) if args.quick else (5_000, 10_000, 20_000, 50_000)
     number = 400 if args.quick else args.photos
     with tempfile.TemporaryDirectory() as scratch:
         make_photos(Path(scratch), number, args.side)
         photos = from_two_folders(Path(scratch, "labeled"), Path(scratch, "unlabeled"))
-        config = settled(DiscoverConfig(features=FeatureSettings(), fit=OpenWorldConfig()), photos)
         began = time.perf_counter()
-        found = discover(photos, config, Path(scratch, "out"), cache=Path(scratch, "cache"), device=CPU)
+        prepared = prepare(photos, DiscoverConfig(features=FeatureSettings(), fit=OpenWorldConfig()), CPU)
+        found = discover_photos(prepared, Path(scratch, "out"), cache=Path(scratch, "cache"))
         seconds = time.perf_counter() - began
         page = found.report.stat().st_size / 1e6
     gigabytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
@@ -89,7 +86,7 @@ def main() -> None:
         "features": table,
         "n": 1,
     }
-    save(args.name, result, CPU)
+    benchmark.save(result, CPU)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ does not, Python compiles its source at every start, which takes ten seconds.
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import json
 import os
@@ -23,7 +22,7 @@ from typing import Any
 
 import torch
 
-from measure import save
+from measure import Benchmark, settings
 from opencon.runtime import pick_device
 
 
@@ -51,19 +50,13 @@ def summary(run: Path, wall: float) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("recipe")
-    parser.add_argument("--data")
-    parser.add_argument("--weights")
-    parser.add_argument("--set", action="append", default=[], dest="settings")
-    parser.add_argument("--quick", action="store_true", help="two epochs")
-    parser.add_argument("--name", default="wall_clock")
-    parser.add_argument("--out", type=Path, help="keep the two runs in this folder")
-    args = parser.parse_args()
+    benchmark = Benchmark(__doc__)
+    benchmark.add_argument("recipe")
+    benchmark.add_settings()
+    benchmark.add_argument("--out", type=Path, help="keep the two runs in this folder")
+    args = benchmark.begin()
     words = ["train", args.recipe]
-    for flag in ("data", "weights"):
-        words += [f"--{flag}", getattr(args, flag)] if getattr(args, flag) else []
-    for setting in [*args.settings, *(["train.epochs=2"] if args.quick else [])]:
+    for setting in [*settings(args), *(["train.epochs=2"] if args.quick else [])]:
         words += ["--set", setting]
     has_bytecode = Path(importlib.util.cache_from_source(torch.__file__)).exists()
     result: dict[str, Any] = {"recipe": args.recipe, "settings": args.settings, "has_bytecode": has_bytecode}
@@ -74,7 +67,7 @@ def main() -> None:
             wall = timed([*words, "--seed", str(seed), "--out", str(out)], Path(folder))
             result[cache] = summary(out, wall)
             print(cache, json.dumps(result[cache]), flush=True)
-    print(save(args.name, result, pick_device()))
+    benchmark.save(result, pick_device())
 
 
 if __name__ == "__main__":

@@ -18,7 +18,6 @@ Each number is the median of the repeats, with the lowest and the highest.
 
 from __future__ import annotations
 
-import argparse
 import multiprocessing
 import statistics
 import tempfile
@@ -36,17 +35,17 @@ import torch
 from PIL import Image, JpegImagePlugin
 from sklearn.datasets import load_sample_images
 
-from measure import save
+from measure import Benchmark
 from opencon.config import RunConfig, with_settings
 from opencon.data.benchmarks import load_dataset
 from opencon.data.listings import list_folder
 from opencon.data.sources import _decode, load_listing
 from opencon.data.streaming import PIECE, StreamedImages, usable_cores
 from opencon.experiments.recipes import get_recipe
-from opencon.experiments.run import assemble, build_loader
-from opencon.optim import build_optimizer
+from opencon.experiments.workbench import assemble, build_loader
 from opencon.runtime import pick_device
-from opencon.trainer import fit
+from opencon.training.optimizer import build_optimizer
+from opencon.training.trainer import fit
 
 NUM_CLASSES = 4
 IMAGENET = 1_281_167  # training images of ImageNet-1k
@@ -160,12 +159,10 @@ def show(what: str, row: dict[str, float], unit: str = "images/s", scale: float 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--repeats", type=int)
-    parser.add_argument("--set", action="append", default=[], dest="settings")
-    parser.add_argument("--name", default="worker_path")
-    args = parser.parse_args()
+    benchmark = Benchmark(__doc__)
+    benchmark.add_argument("--repeats", type=int)
+    benchmark.add_argument("--set", action="append", default=[], dest="settings")
+    args = benchmark.begin()
     repeats = args.repeats or (1 if args.quick else 3)
     device, cores = pick_device(), usable_cores()
     torch.backends.cudnn.benchmark = True
@@ -253,7 +250,7 @@ def main() -> None:
         "cores_to_feed": cores_to_feed,
         "imagenet_pass_minutes": IMAGENET / fed / 60,
     }
-    save(args.name, result, device)
+    benchmark.save(result, device)
     print("limits in images/s: " + ", ".join(f"{name} {value:,.0f}" for name, value in limits.items()))
     print(f"limited by {slowest}; training from files reaches {fed / limits[slowest]:.0%} of that limit")
     print(f"{cores_to_feed:.1f} cores that do nothing else would feed the step at its speed from memory")

@@ -31,8 +31,6 @@ NORMS = [
 
 
 def check_views(size, source, settings, *, device, num_images):
-    from opencon.data.view_kernel import views_kernel
-
     augment = Augment(AugmentConfig(**settings), image_size=size, channels=3)
     g = torch.Generator().manual_seed(0)
     images = torch.randint(0, 256, (2 * num_images, 3, *source), dtype=torch.uint8, generator=g)
@@ -40,7 +38,7 @@ def check_views(size, source, settings, *, device, num_images):
     images = images.to(device)[::2]  # not contiguous, and so are the parameters
     drawn = augment.draw(2 * num_images, source, torch.Generator(device).manual_seed(1))
     params = type(drawn)(*(None if p is None else p[::2] for p in drawn))
-    fast = views_kernel(images, params, augment.operations, size)
+    fast = augment.by_kernel(images, params)
     torch.testing.assert_close(fast, augment.plain(images, params), atol=1e-5, rtol=0)
     assert fast.min() >= 0.0
     assert fast.max() <= 1.0

@@ -199,7 +199,7 @@ def test_evaluate_under_both_protocols(capsys, finished):
 
 def test_json_stays_json_where_a_measure_is_no_number(capsys, finished, monkeypatch):
     record = {"protocol": "orca", "auroc": float("nan"), "all": 0.5}
-    monkeypatch.setattr("opencon.experiments.run.evaluate_run", lambda *a, **k: record)
+    monkeypatch.setattr("opencon.experiments.evaluate.evaluate_run", lambda *a, **k: record)
 
     def no_nan(text):
         raise AssertionError(text)
@@ -210,7 +210,7 @@ def test_json_stays_json_where_a_measure_is_no_number(capsys, finished, monkeypa
 
 def test_evaluate_draws(capsys, finished, tmp_path, monkeypatch):
     pytest.importorskip("matplotlib")
-    monkeypatch.setattr("opencon.experiments.run.MOST_DRAWN", 20)
+    monkeypatch.setattr("opencon.experiments.evaluate.MOST_DRAWN", 20)
     works(capsys, "evaluate", finished, "--picture", tmp_path / "p.png")
     assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
 

@@ -1,13 +1,17 @@
 """The documentation tells the truth about names: links, commands, settings, examples, tables and trees."""
 
 import dataclasses
+import html
 import inspect
 import json
+import os
 import re
 import shlex
+import subprocess
 import sys
 import types
 import typing
+import urllib.parse
 from pathlib import Path
 
 import pytest
@@ -20,12 +24,12 @@ from opencon.cli import app, main
 from opencon.config import RunConfig, to_dict, with_settings
 from opencon.errors import ConfigError
 from opencon.experiments.recipes import get_recipe, read_config, recipe_names
-from opencon.experiments.run import train
+from opencon.experiments.train import train
 from opencon.methods import METHODS, OpenConConfig
 from tests.methods import test_every_method as checks
 
 ROOT = Path(__file__).parents[1]
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 SECTIONS = {f.name for f in dataclasses.fields(RunConfig)}
 FILES = {"cff", "json", "jsonl", "md", "pt", "py", "safetensors", "toml", "txt"}  # `encoder.safetensors` is no setting
 CPU = torch.device("cpu")
@@ -221,11 +225,12 @@ def test_paths_that_are_named_exist():
 
 
 def test_the_collapse_of_the_literal_paper_variant_is_the_measured_one():
-    runs = json.loads((ROOT / "benchmarks/results/cifar100.json").read_text())["result"]["runs"]
-    (run,) = [r for r in runs if "--variant paper" in r["command"] and "novel_reduction" not in r["command"]]
+    runs = json.loads((ROOT / "benchmarks/results/cifar100.json").read_text())["runs"]
+    (one,) = [r for r in runs if "--variant paper" in r["command"] and "novel_reduction" not in r["command"]]
+    run = one["numbers"]
     text = page("docs/methods.md")
     assert f"{100 * run['all']:.1f} % All after {run['epochs']} epochs (protocol `{run['protocol']}`" in text
-    assert "encoder.frozen_norm=running" in run["command"]
+    assert "encoder.frozen_norm=running" in one["command"]
     assert run["seed"] == 0
 
 
@@ -315,6 +320,51 @@ def test_the_example_of_a_method_trains(contrast, tmp_path):
     assert result["all"] > 0.3  # ten classes
     records = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
     assert records[1]["loss_l"] < records[0]["loss_l"]
+
+
+# --- the site ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """Built as `make docs` builds it."""
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
+    done = subprocess.run(command, cwd=ROOT, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"}, stderr=subprocess.PIPE)
+    assert done.returncode == 0, done.stderr.decode()
+    return folder
+
+
+def addresses(text):
+    """What a page of the site links to, and what it loads."""
+    tags = re.findall(r"<(\w+)[^>]*? (?:href|src)=\"?([^\" >]+)", text)
+    return [(name, html.unescape(target)) for name, target in tags]
+
+
+def test_every_link_of_the_site_leads_to_a_file_of_it(site):
+    pages = sorted(site.rglob("*.html"))
+    assert {"index.html", "discover.html", "contributing.html"} <= {path.name for path in pages}
+    for path in pages:
+        if path.name == "404.html":  # it is shown in place of any page, so its links start at the server's root
+            continue
+        for _, target in addresses(path.read_text(encoding="utf-8")):
+            file = urllib.parse.unquote(target.partition("#")[0])
+            if file and not re.match(r"[a-z]+:", file):
+                assert (path.parent / file).exists(), f"{path.name}: {target}"
+    assert (site / "files/benchmarks/results/digits.json").exists()
+
+
+def test_the_site_loads_nothing_from_elsewhere(site):
+    for path in sorted(site.rglob("*.html")):
+        found = addresses(path.read_text(encoding="utf-8"))
+        assert len(found) > 20
+        assert [target for name, target in found if name != "a" and re.match(r"(https?:)?//", target)] == []
+
+
+def test_the_site_shows_the_public_names(site):
+    text = (site / "api/python.html").read_text(encoding="utf-8")
+    for name in ("OpenConModel", "OpenWorldClassifier", "open_world_accuracy"):
+        assert re.search(rf'<h3 id="opencon\.[\w.]*{name}"', text), name
 
 
 # --- license and citation ---------------------------------------------------------------------------------------------

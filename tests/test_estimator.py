@@ -29,7 +29,7 @@ from opencon.encoders import ENCODERS
 from opencon.errors import ConfigError, DataError
 from opencon.estimator import InputError, OpenWorldClassifier, encode_labels, read_samples, with_new
 from opencon.openworld.fit import OpenWorldConfig
-from opencon.photos.features import FeatureSettings
+from opencon.photos.features import VIEWS_FOR_STEPS, Extractor, FeatureSettings
 from opencon.runtime import seeded
 
 DOCS = Path(__file__).parents[1] / "docs/estimator.md"
@@ -303,6 +303,7 @@ def test_without_unlabeled_rows_it_is_a_classifier(blobs, n_novel):
         ({"n_novel": True}, "n_novel = True must be a whole number"),
         ({"n_novel": "many"}, "n_novel = 'many' must be a whole number"),
         ({"steps": None}, "steps = None must be a whole number"),
+        ({"steps": "auto"}, r"steps = 'auto' must be a whole number, 0 or more\.$"),
         ({"steps": -3}, "steps = -3 must be a whole number, 0 or more"),
         ({"lr": 0.0}, "lr = 0.0 must be above zero"),
         ({"lr": "fast"}, "lr = 'fast' must be a number above zero"),
@@ -317,22 +318,21 @@ def test_bad_parameters_are_refused_in_fit(blobs, setting, words):
         model.fit(X, y)
 
 
-@pytest.mark.parametrize(("rows", "steps"), [(20, 20), (512, 20), (513, 40), (10**6, OpenWorldConfig.steps)])
-def test_few_rows_are_trained_in_few_steps(rows, steps):
-    config = OpenWorldClassifier()._config(rows, is_all_labeled=False)
-    assert config.steps == steps
-    assert OpenWorldClassifier(steps=7)._config(rows, is_all_labeled=False).steps == 7
-
-
-@pytest.mark.parametrize(("features", "steps"), [(module.FEW_FEATURES - 1, 0), (module.FEW_FEATURES, 20)])
-def test_few_features_are_not_trained(monkeypatch, blobs, features, steps):
+def test_no_step_is_taken_unless_asked_for(blobs, monkeypatch):
     X, _, y = blobs
-    used = []
+    histories = []
     fit_features = module.fit_features
-    monkeypatch.setattr(module, "fit_features", lambda *a, **k: used.append(a[2]) or fit_features(*a, **k))
-    OpenWorldClassifier(2).fit(X[:, :features], y)
-    OpenWorldClassifier(2, steps=3).fit(X[:, :features], y)
-    assert [config.steps for config in used] == [steps, 3]
+
+    def spy(*rows, **how):
+        fitted = fit_features(*rows, **how)
+        histories.append(fitted.history)
+        return fitted
+
+    monkeypatch.setattr(module, "fit_features", spy)
+    OpenWorldClassifier(2).fit(X, y)
+    OpenWorldClassifier(2, steps=3).fit(X, y)
+    assert histories[0] == []
+    assert len(histories[1]) == 3  # 150 rows are one batch
 
 
 def test_in_the_plane_a_kernel_helps():
@@ -445,13 +445,35 @@ def test_images_and_photo_files_go_through_the_encoder(photos, small_encoder, tm
     np.testing.assert_array_equal(from_arrays.transform(wide), from_arrays.transform(images))  # the central square
 
 
-def test_the_encoder_makes_views_for_fitting_only(photos, small_encoder):
+def test_the_encoder_makes_views_where_they_are_wanted(photos, small_encoder):
     images, paths, _, _ = photos
     for X in (images, paths):
         for num_views in (0, 2):
             rows, views = read_samples(X).rows(FeatureSettings(encoder=small_encoder, num_views=num_views), None)
             assert rows.shape[0] == 24
             assert views is None if num_views == 0 else views.shape == (24, 2, rows.shape[1])
+
+
+@pytest.mark.parametrize(("steps", "num_views"), [(0, 0), (2, VIEWS_FOR_STEPS)])
+def test_views_are_computed_only_for_steps_and_never_to_predict(
+    photos, small_encoder, tmp_path, monkeypatch, steps, num_views
+):
+    images, paths, _, y = photos
+    asked = []
+    build = Extractor.__init__
+
+    def spy(self, encoder, settings, device):
+        asked.append(settings.num_views)
+        build(self, encoder, settings, device)
+
+    monkeypatch.setattr(Extractor, "__init__", spy)
+    for X in (images, paths):
+        asked.clear()
+        model = OpenWorldClassifier(1, steps=steps, encoder=small_encoder).fit(X, y)
+        assert set(asked) == {num_views}
+        asked.clear()
+        model.predict(X)
+        assert set(asked) == {0}
 
 
 def test_a_photo_that_cannot_be_read_is_named(photos, small_encoder, tmp_path):
@@ -515,15 +537,10 @@ def test_the_examples_of_the_docs_run(capsys):
 def test_the_docs_name_the_numbers_of_the_code():
     text = DOCS.read_text(encoding="utf-8")
     assert f"{OpenWorldConfig.noise:g} standard deviations" in text
-    assert f"none for fewer than {module.FEW_FEATURES} features" in text
     assert f"up to {module.SMALL_SIDE} x {module.SMALL_SIDE} pixels" in text
     for name, value in OpenWorldClassifier().get_params().items():
         shown = f'"{value}"' if isinstance(value, str) else value
         assert f"| `{name}={shown}` |" in text
-    rows = int(re.search(r"fewer up to ([\d,]+) rows", text)[1].replace(",", ""))
-    steps = [OpenWorldClassifier()._config(n, is_all_labeled=False).steps for n in (rows, rows + 1)]
-    assert steps[0] < steps[1] == OpenWorldConfig.steps
-    assert f"by itself {steps[1]}," in text
 
 
 def test_nothing_warns_in_ordinary_use(blobs):

@@ -14,7 +14,7 @@ from opencon.data import augment as module
 from opencon.data.augment import Augment
 from opencon.encoders.base import Encoder
 from opencon.experiments.recipes import get_recipe
-from opencon.experiments.run import build_loader, prepare
+from opencon.experiments.workbench import build_loader, prepare
 
 
 def test_kernels_equal_their_plain_forms_on_the_interpreter():
@@ -60,8 +60,7 @@ def test_others_have_none(monkeypatch, other):
     assert not chosen(monkeypatch, **other)
 
 
-@pytest.mark.parametrize("kernels", [True, False])
-@pytest.mark.parametrize("compiles", [True, False])
+@pytest.mark.parametrize(("kernels", "compiles"), [(True, False), (False, True)])
 def test_settings_reach_the_views(monkeypatch, kernels, compiles):
     compiled = []
     monkeypatch.setattr(torch, "compile", lambda function: compiled.append(function.__name__) or function)

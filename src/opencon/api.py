@@ -14,9 +14,10 @@ from typing import Any
 from opencon.config import RunConfig, with_settings
 from opencon.errors import ConfigError
 from opencon.experiments.compare import FORMATS, Section, compare_runs, render
+from opencon.experiments.evaluate import evaluate_run
 from opencon.experiments.recipes import get_recipe, read_config
-from opencon.experiments.run import Callbacks, evaluate_run
-from opencon.experiments.run import train as train_run
+from opencon.experiments.train import Callbacks
+from opencon.experiments.train import train as train_run
 from opencon.openworld.fit import OpenWorldConfig
 from opencon.photos.discover import DiscoverConfig, Discovery, Progress, discover_photos, prepare
 from opencon.photos.features import VIEWS_FOR_STEPS, FeatureSettings
@@ -208,12 +209,13 @@ class Comparison:
         return self.to("markdown")
 
 
-def compare(runs: Iterable[PathLike | Run]) -> Comparison:
+def compare(runs: PathLike | Run | Iterable[PathLike | Run]) -> Comparison:
     """Runs side by side: mean and standard deviation over seeds, seconds per epoch, and the published numbers.
 
     Args:
-        runs: run folders, folders of runs, or what `train` returned.
+        runs: run folders, folders of runs, or what `train` returned; or a single one of these.
     """
+    runs = [runs] if isinstance(runs, (str, Path, Run)) else runs
     return Comparison(compare_runs([run.folder if isinstance(run, Run) else Path(run).expanduser() for run in runs]))
 
 

@@ -138,7 +138,8 @@ class OpenWorldClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Tran
 
     def predict(self, X: Any) -> Array:
         """(M,) the class or new group of each sample, as in `classes_`."""
-        return np.asarray(self.classes_[self._judge(X).classes.numpy()])
+        said = self._judge(X)  # first: it says so where nothing was fitted
+        return np.asarray(self.classes_[said.classes.numpy()])
 
     def predict_proba(self, X: Any) -> Array:
         """(M, C) probability of each of `classes_`."""
@@ -154,7 +155,8 @@ class OpenWorldClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Tran
 
     def transform(self, X: Any) -> Array:
         """(M, D) unit embedding, in which classes and groups are compact."""
-        return in_parts(self.model_.embed, self._valid(X)).numpy()
+        rows = self._valid(X)
+        return in_parts(self.model_.embed, rows).numpy()
 
     def fit_predict(self, X: Any, y: Any) -> Array:
         """Fit, and the prediction for the same samples."""
@@ -215,8 +217,8 @@ class OpenWorldClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Tran
         return _tensor(validate_data(self, rows, dtype=np.float32, reset=False))
 
     def _judge(self, X: Any) -> Prediction:
-        x = self._valid(X)
-        return self.model_.predict(x)
+        rows = self._valid(X)
+        return self.model_.predict(rows)
 
 
 def _count(name: str, value: Any) -> int:

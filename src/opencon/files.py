@@ -11,7 +11,8 @@ from pathlib import Path
 def write_whole(path: Path, write: Callable[[Path], object]) -> Path:
     """Have `write` fill a file beside `path`, then rename it: a killed program leaves the old file or the new one.
 
-    Two programs may write the same file; the later one wins. What `write` raises passes through, and nothing is left behind.
+    What `write` raises passes through, and nothing is left behind. The file beside `path` always has the same name: what a
+    killed program left is written over, and two programs that write the same file at once may see FileNotFoundError.
     """
     partial = path.with_name(path.name + ".partial")
     try:

@@ -36,15 +36,14 @@ ArrayT = TypeVar("ArrayT", Tensor, NDArray[Any])
 ScoreT = TypeVar("ScoreT", bound="NoveltyScore")
 
 BLOCK = 2**24  # numbers held at a time, 64 MiB in float32 (ours, because it fits everywhere)
-NEIGHBORS = (
-    50  # k of the nearest neighbors: the paper's for CIFAR-10, of 50,000 rows; 200 for CIFAR-100, 1000 for ImageNet
-)
+# k of the nearest neighbors: the paper's for CIFAR-10, which has 50,000 rows. It takes 200 for CIFAR-100, 1000 for ImageNet.
+NEIGHBORS = 50
 
 
 class NoveltyScore(ABC):
     """One number for each row: LARGER IS MORE LIKELY SEEN.
 
-    Tensors and arrays are taken alike, and `score` gives back the kind it got, on the same device.
+    It takes tensors and arrays alike; `score` returns the kind it got, on the same device.
     """
 
     on: ClassVar[Literal["logits", "features"]]  # what `fit` and `score` take: (M, S) of the seen classes, or (M, D)
@@ -77,11 +76,11 @@ class NoveltyScore(ABC):
         return scores if isinstance(x, Tensor) else scores.numpy()
 
     def _learn(self, z: Tensor, classes: Tensor) -> None:
-        """From N labeled rows and their classes, numbered from 0 without gaps."""
-        raise NotImplementedError  # asked of scores on features only
+        """Learn from N labeled rows and their classes, numbered from 0 without gaps."""
+        raise NotImplementedError  # only scores on features learn
 
     def _width(self) -> int:
-        """How many numbers a row makes besides its own."""
+        """How many numbers are computed for a row besides its own."""
         return 1
 
     @abstractmethod
@@ -113,13 +112,13 @@ class Energy(NoveltyScore):
 
 
 class _OnFeatures(NoveltyScore):
-    """What has learned from features: their number, and where that is kept."""
+    """A score on features: what it has learned, and the check that rows fit it."""
 
     on = "features"
     learned: Tensor | None = None  # (some, D)
 
     def _known(self, rows: Tensor | None = None) -> Tensor:
-        """What was learned, once it is clear that it fits."""
+        """What was learned, after checking that the rows fit it."""
         name = type(self).__name__
         if self.learned is None:
             raise DataError(f"{name} has not learned anything yet. Call fit(features, labels) first.")
@@ -137,10 +136,10 @@ class _OnFeatures(NoveltyScore):
 class Mahalanobis(_OnFeatures):
     """-min_c (z - mu_c)' Sigma^-1 (z - mu_c), with the covariance Sigma within the classes, one for all of them.
 
-    Sigma is shrunk toward a multiple of the identity, by as much as Ledoit and Wolf (2004) say: next to nothing where rows
-    abound, and with fewer labeled rows than features it can still be inverted. A pseudo-inverse could be, too, but would be
-    blind where labeled rows do not vary, which is where a novel image may stand out most. The paper does neither; it has
-    many more rows than features. A class with one row has a mean and adds nothing to Sigma.
+    Sigma is shrunk toward a multiple of the identity, by as much as Ledoit and Wolf (2004) say: next to nothing where there
+    are many rows. So it can be inverted even with fewer labeled rows than features. A pseudo-inverse would be blind where
+    labeled rows do not vary, and there a novel image may stand out most. The paper does neither; it has many more rows than
+    features. A class with one row has a mean and adds nothing to Sigma.
     """
 
     def _learn(self, z: Tensor, classes: Tensor) -> None:
@@ -175,7 +174,7 @@ class Mahalanobis(_OnFeatures):
 
 
 class Prototype(_OnFeatures):
-    """The similarity with the nearest seen prototype (`prototypes.seen_score`); any length of rows.
+    """The similarity with the nearest seen prototype (`prototypes.seen_score`). Rows may have any length.
 
     Without `prototypes`, `fit` takes the direction of the mean of each class's labeled unit rows, and all of them are seen.
     A trained OpenCon has its own, seen classes first: Prototype("standardized", method.prototypes, num_seen=S) is minus the
@@ -210,11 +209,11 @@ class Prototype(_OnFeatures):
 class KNN(_OnFeatures):
     """Minus the distance to the k-th nearest labeled row, all of unit length.
 
-    A row that was given to `fit` finds itself at distance 0: score others.
+    A row that `fit` has learned from is its own neighbor at distance 0, so score other rows.
 
     Args:
-        k: None takes 50, or the size of a middling seen class (median) if that is less: a row of a class cannot have more
-            neighbors in it (ours).
+        k: None takes 50, or the median size of a seen class if that is less: a row cannot have more neighbors in its
+            class (ours).
     """
 
     def __init__(self, k: int | None = None) -> None:
@@ -232,7 +231,7 @@ class KNN(_OnFeatures):
         labeled = self._known(rows)
         unit = F.normalize(rows.to(labeled), dim=1)
         neighbor = (unit @ labeled.T).topk(self.neighbor, dim=1).indices[:, -1]  # (B, N) -> (B,)
-        # By the difference: 2 - 2 cos would lose the digits of small distances.
+        # From the difference, because 2 - 2 cos would lose the digits of small distances.
         distance: Tensor = torch.linalg.vector_norm(unit - labeled[neighbor], dim=1)
         return -distance
 
@@ -246,7 +245,7 @@ SCORES.add("prototype", Prototype)
 
 
 def detection(seen_scores: Array, is_novel: ArrayLike) -> NoveltyDetection:
-    """How well a score tells novel rows from seen ones; the one place where larger-is-seen becomes larger-is-newer."""
+    """How well a score tells novel rows from seen ones. Only here does larger-is-seen become larger-is-newer."""
     return novelty_detection(-_tensor(seen_scores).cpu().numpy(), is_novel)
 
 
@@ -268,7 +267,7 @@ def novelty_table(
         rows: (R,) which rows are judged.
         is_novel: (R,) the truth about those.
         logits: (M, S) of the seen classes; None leaves out the scores that need them.
-        own_novelty: (M,) what the method itself says, LARGER FOR NEWER as in `Assignment.novelty`; it becomes the row "own".
+        own_novelty: (M,) the method's own score, LARGER FOR NEWER as in `Assignment.novelty`; it becomes the row "own".
         names: which scores; None: all.
     """
     given = {"features": _tensor(features)}
@@ -287,7 +286,7 @@ def novelty_table(
 
 
 def _tensor(x: Array) -> Tensor:
-    """An array as a tensor on the same memory, where torch can have it (in order, writable)."""
+    """An array as a tensor, on the same memory if that is in order and writable."""
     return x.detach() if isinstance(x, Tensor) else torch.from_numpy(np.require(x, requirements=["C", "W"]))
 
 
@@ -299,7 +298,7 @@ def _class_means(z: Tensor, classes: Tensor) -> Tensor:
 
 
 def _rows(x: Array, what: str) -> Tensor:
-    """As a (M, D) tensor of float32 or float64."""
+    """The rows as a (M, D) tensor of float32 or float64; refuses what is not finite."""
     rows = _tensor(x)
     check_shape(rows, what=what)
     if len(rows):

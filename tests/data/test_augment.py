@@ -130,23 +130,23 @@ def test_crop_box_is_the_first_try_that_fits(source_size):
     allowed = (3 / 4, 4 / 3)
     share = torch.rand(200, 10, generator=rng(1)).double() * 0.9 + 0.1
     ratio = torch.rand(200, 10, generator=rng(2)).double() * (allowed[1] - allowed[0]) + allowed[0]
-    place = torch.rand(200, 2, generator=rng(3)).double()
-    got = crop_box(share, ratio, place, source_size, allowed)
+    corner = torch.rand(200, 2, generator=rng(3)).double()
+    got = crop_box(share, ratio, corner, source_size, allowed)
     for b in range(200):
-        want = naive.crop_box(share[b].tolist(), ratio[b].tolist(), place[b].tolist(), source_size, allowed)
+        want = naive.crop_box(share[b].tolist(), ratio[b].tolist(), corner[b].tolist(), source_size, allowed)
         assert got[b].tolist() == want
 
 
 def test_crop_box_falls_back_to_the_center():
-    share, ratio, place = torch.ones(2, 10), torch.ones(2, 10), torch.rand(2, 2, generator=rng())
-    assert crop_box(share, ratio, place, (10, 40), (0.5, 2.0)).tolist() == [[0, 10, 10, 20]] * 2
-    assert crop_box(share, ratio, place, (41, 10), (0.5, 2.0)).tolist() == [[10, 0, 20, 10]] * 2
+    share, ratio, corner = torch.ones(2, 10), torch.ones(2, 10), torch.rand(2, 2, generator=rng())
+    assert crop_box(share, ratio, corner, (10, 40), (0.5, 2.0)).tolist() == [[0, 10, 10, 20]] * 2
+    assert crop_box(share, ratio, corner, (41, 10), (0.5, 2.0)).tolist() == [[10, 0, 20, 10]] * 2
 
 
 def test_crop_box_never_passes_the_edge():
-    place = torch.full((1, 2), 1 - 2**-24)  # the largest float32 below 1
+    corner = torch.full((1, 2), 1 - 2**-24)  # the largest float32 below 1
     for side in range(1, 600):
-        box = crop_box(torch.full((1, 10), 1 / side**2), torch.ones(1, 10), place, (side, side), (1.0, 1.0))
+        box = crop_box(torch.full((1, 10), 1 / side**2), torch.ones(1, 10), corner, (side, side), (1.0, 1.0))
         assert box.tolist() == [[side - 1, side - 1, 1, 1]]
 
 

@@ -21,7 +21,7 @@ from opencon.data.layouts import car_names, class_order
 from opencon.data.streaming import StreamedImages
 from opencon.errors import DataError
 from opencon.experiments.recipes import SETTINGS
-from opencon.experiments.run import train
+from opencon.experiments.train import train
 from opencon.methods import OpenConConfig
 
 COUNTS = {  # seen, novel

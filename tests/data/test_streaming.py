@@ -23,7 +23,8 @@ from opencon.data.loader import TwoStreamLoader
 from opencon.data.sources import load_listing, read_images
 from opencon.data.streaming import GRAY, SLOTS, StreamedImages
 from opencon.errors import ConfigError, DataError
-from opencon.experiments.run import Callbacks, evaluate_run, train
+from opencon.experiments.evaluate import evaluate_run
+from opencon.experiments.train import Callbacks, train
 from opencon.methods import OpenConConfig
 from opencon.training.run_folder import RunFolder
 
@@ -156,7 +157,7 @@ def resident_run(photos, tmp_path_factory):
 
 
 def test_a_streamed_run_equals_a_resident_one(photos, resident_run, tmp_path, monkeypatch):
-    monkeypatch.setattr("opencon.experiments.run.BATCH", 32)  # several chunks
+    monkeypatch.setattr("opencon.experiments.workbench.BATCH", 32)  # several chunks
     monkeypatch.setattr("opencon.training.embedding.BATCH", 32)
     said = []
     train(config(photos, memory_gb=0), tmp_path / "streamed", CPU, callbacks=Callbacks(say=said.append))

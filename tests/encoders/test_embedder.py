@@ -33,7 +33,8 @@ def test_rows_are_float32_and_of_unit_length(precision):
     torch.testing.assert_close(z.norm(dim=1), torch.ones(5), rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", ENCODERS.names())
+# vit_b16 is vit_s16, but for its width.
+@pytest.mark.parametrize("name", sorted({*ENCODERS.names()} - {"vit_b16"}))
 def test_every_encoder_learns_in_bfloat16(name, monkeypatch):
     monkeypatch.setattr(embedder_module, "fast_dtype", lambda device: torch.bfloat16)
     torch.manual_seed(0)

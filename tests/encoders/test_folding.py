@@ -18,8 +18,16 @@ def lively(encoder):
     return encoder
 
 
-@pytest.mark.parametrize(("name", "size"), [("resnet18_cifar", 16), ("resnet18", 32), ("resnet50", 32)])
-@pytest.mark.parametrize("train_from", ["layer2", "layer4", "head"])
+@pytest.mark.parametrize(
+    ("name", "size", "train_from"),
+    [
+        ("resnet18_cifar", 16, "layer1"),  # the stem alone
+        ("resnet18_cifar", 16, "layer2"),
+        ("resnet18_cifar", 16, "layer4"),
+        ("resnet18", 32, "head"),  # its stem pools
+        ("resnet50", 32, "head"),  # blocks of three
+    ],
+)
 def test_folded_stages_equal_the_plain_ones(name, size, train_from):
     with seeded(0):
         encoder = lively(ENCODERS[name].build(3, size)).double()

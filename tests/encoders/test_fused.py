@@ -43,6 +43,10 @@ def passed(net, forward, x):
     return out.detach(), {name: p.grad for name, p in net.named_parameters()}
 
 
+def fused_form(fused, net):
+    return fused.FusedResNet(net.units(len(net.stages)))
+
+
 def plain(net, x):
     for name in net.stages:
         x = getattr(net, name)(x)
@@ -62,7 +66,7 @@ def test_both_passes_equal_autograd(fused, block, depths, small_images, side):
     net, x = net.double(), x.double()  # so that no ReLU falls the other way for a rounding
     other = copy.deepcopy(net)
     out, grads = passed(net, lambda x: plain(net, x), x)
-    fast, fast_grads = passed(other, fused.FusedResNet(other), x)
+    fast, fast_grads = passed(other, fused_form(fused, other), x)
     torch.testing.assert_close(fast, out, atol=1e-9, rtol=1e-9)
     for name, grad in grads.items():
         torch.testing.assert_close(fast_grads[name], grad, atol=1e-9 * float(grad.abs().max()), rtol=0, msg=name)
@@ -76,7 +80,7 @@ def test_in_reduced_precision_it_is_as_near_to_the_truth_as_autocast(fused):
     truth, true_grads = passed(exact, lambda x: plain(exact, x), x.double())
     with torch.autocast("cpu", dtype=torch.bfloat16):
         slow_out, slow_grads = passed(net, lambda x: plain(net, x), x)
-        fast_out, fast_grads = passed(fast, fused.FusedResNet(fast), x)
+        fast_out, fast_grads = passed(fast, fused_form(fused, fast), x)
     assert fast_out.dtype == slow_out.dtype == torch.bfloat16
     assert error(fast_out, truth) < 1.1 * error(slow_out, truth) < 0.02
     for name, true in true_grads.items():
@@ -84,13 +88,13 @@ def test_in_reduced_precision_it_is_as_near_to_the_truth_as_autocast(fused):
         assert error(fast_grads[name], true) < 1.2 * error(slow_grads[name], true), name
 
 
-def error(found, truth):
-    return float((found.double() - truth).norm() / truth.norm())
+def error(result, truth):
+    return float((result.double() - truth).norm() / truth.norm())
 
 
 def test_no_second_derivative_is_promised(fused):
     net = network()
-    out = net.pool(fused.FusedResNet(net)(images(4, 16))).sum()
+    out = net.pool(fused_form(fused, net)(images(4, 16))).sum()
     (slope,) = torch.autograd.grad(out, [net.stem.conv1.weight], create_graph=True)
     with pytest.raises(RuntimeError, match="does not require grad"):
         slope.square().sum().backward()
@@ -101,7 +105,7 @@ def test_weights_that_stand_in_for_those_of_the_network(fused):
     net, x = network().double(), images(4, 16).double()
     other = {name: (1.5 * p.detach()).requires_grad_() for name, p in net.named_parameters()}
     grads = []
-    for forward in (lambda: plain(net, x), lambda: fused.FusedResNet(net)(x)):
+    for forward in (lambda: plain(net, x), lambda: fused_form(fused, net)(x)):
         net.forward = lambda forward=forward: net.pool(forward())  # functional_call knows no other
         out = torch.func.functional_call(net, other, ())
         grads.append(torch.autograd.grad(out.square().sum(), list(other.values())))
@@ -111,7 +115,7 @@ def test_weights_that_stand_in_for_those_of_the_network(fused):
 
 def test_weights_that_change_before_the_backward_pass_are_noticed(fused):
     net = network()
-    out = fused.FusedResNet(net)(images(4, 16)).sum()
+    out = fused_form(fused, net)(images(4, 16)).sum()
     with torch.no_grad():
         net.layer2[0].bn1.weight.mul_(2)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
@@ -123,7 +127,7 @@ def test_without_gradients_nothing_is_kept_but_the_statistics(fused, monkeypatch
     other, kept = copy.deepcopy(net), []
     monkeypatch.setattr(fused, "Passed", lambda *tensors: kept.append(tensors))
     with torch.no_grad():
-        fast = fused.FusedResNet(other)(images(4, 16))
+        fast = fused_form(fused, other)(images(4, 16))
         torch.testing.assert_close(fast, plain(net, images(4, 16)), atol=1e-3, rtol=0)
     assert kept == []
     assert int(other.stem.bn1.num_batches_tracked) == 1
@@ -132,7 +136,7 @@ def test_without_gradients_nothing_is_kept_but_the_statistics(fused, monkeypatch
 
 def test_images_that_want_a_gradient_are_refused(fused):
     with pytest.raises(AssertionError, match="images get no gradient"):
-        fused.FusedResNet(network())(images(4, 16).requires_grad_())
+        fused_form(fused, network())(images(4, 16).requires_grad_())
 
 
 # --- where it is used --------------------------------------------------------------------------------------------------

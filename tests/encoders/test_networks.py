@@ -151,11 +151,11 @@ def test_stems_shrink_as_they_should():
 
 
 @pytest.mark.parametrize(("size", "num_stages"), [(8, 3), (16, 4), (28, 5), (32, 5), (33, 6), (64, 6)])
-@pytest.mark.parametrize("channels", [1, 2, 3])
-def test_convnet_takes_small_images_of_any_channels(size, num_stages, channels):
-    net = ConvNet(channels, size)
-    assert len(net.stages) == num_stages
-    assert net(torch.randn(2, channels, size, size)).shape == (2, 128)
+def test_convnet_takes_small_images_of_any_channels(size, num_stages):
+    for channels in (1, 2, 3):
+        net = ConvNet(channels, size)
+        assert len(net.stages) == num_stages
+        assert net(torch.randn(2, channels, size, size)).shape == (2, 128)
 
 
 @pytest.mark.parametrize("size", [8, 16, 32])

@@ -103,8 +103,10 @@ RESNET_STYLES = {
 }
 
 
-@pytest.mark.parametrize("block", [BasicBlock, Bottleneck])
-@pytest.mark.parametrize("style", RESNET_STYLES)
+# Blocks of three have more names of the same form: one style shows that they fit.
+@pytest.mark.parametrize(
+    ("style", "block"), [*((style, BasicBlock) for style in RESNET_STYLES), ("simclr", Bottleneck)]
+)
 def test_resnet_names(style, block, tmp_path):
     source, target = resnet(0, block), resnet(1, block)
     torch.save(RESNET_STYLES[style](source.state_dict()), tmp_path / "a.pth.tar")

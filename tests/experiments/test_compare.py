@@ -154,13 +154,13 @@ def test_special_characters_survive_latex(runs):
 
 
 def test_what_cannot_be_compared(runs, tmp_path):
-    with pytest.raises(RunError, match="nothing is not a run, and there is none in it"):
+    with pytest.raises(RunError, match="nothing is not a run, and no run is in it"):
         compare_runs([tmp_path / "nothing"])
     before, said = compare_runs([runs]), []
     twin = make_run(runs / "twin", settings=["train.seed=1"])
-    assert compare_runs([runs], said.append) == before  # found, not named: one of the two counts
+    assert compare_runs([runs], said.append) == before  # listed, not named: one of the two counts
     assert "twin is the same experiment as" in said[0]
-    with pytest.raises(ConfigError, match="with the same seed 1: one of them counts"):
+    with pytest.raises(ConfigError, match=r"with the same seed 1\. Leave out one of them"):
         compare_runs([twin, *sorted(runs.iterdir())])
     half = make_run(tmp_path / "half" / "a")
     (half / "result.json").unlink()
@@ -186,7 +186,7 @@ def test_what_is_only_found_in_a_folder_and_does_not_fit_is_left_out(runs):
         "half",
         "pre",
     ]
-    assert "foreign/config.json is not that of a run: method.name is missing" in said[0]
+    assert "foreign/config.json is not the configuration of a run: method.name is missing" in said[0]
     with pytest.raises(RunError, match="is not finished"):
         compare_runs([runs, runs / "half"][1:])
     with pytest.raises(RunError, match="there is no finished run to compare"):

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 
-import opencon.experiments.run as run_module
 from opencon.config import (
     AugmentConfig,
     DataConfig,
@@ -24,7 +23,12 @@ from opencon.data.benchmarks import load_dataset
 from opencon.data.split import Split
 from opencon.encoders import Embedder, Encoder
 from opencon.errors import ConfigError, DivergedError, RunError
-from opencon.experiments.run import Callbacks, build_loader, draw, evaluate_run, open_run, plan, prepare, train
+from opencon.experiments import train as train_module
+from opencon.experiments import workbench
+from opencon.experiments.evaluate import draw, evaluate_run
+from opencon.experiments.plan import plan
+from opencon.experiments.train import Callbacks, train
+from opencon.experiments.workbench import build_loader, open_run, prepare
 from opencon.methods import METHODS, GCDConfig, KMeansConfig, OpenCon, OpenConConfig, SimCLRConfig, SimGCDConfig
 from opencon.training.run_folder import RunFolder
 
@@ -248,7 +252,7 @@ def test_hidden_labels_cannot_matter(finished, tmp_path, monkeypatch):
         classes[unlabeled] = classes[unlabeled[order]]
         return replace(dataset, train=replace(dataset.train, classes=classes))
 
-    monkeypatch.setattr(run_module, "load_dataset", shuffled)
+    monkeypatch.setattr(workbench, "load_dataset", shuffled)
     result = train(small(), out, CPU)
     assert_same_state(weights(finished[0]), weights(out))
     assert result["all"] < finished[1]["all"] - 0.1  # only the score has noticed
@@ -329,9 +333,10 @@ def test_full_disk_while_training_keeps_the_old_checkpoint(tmp_path, monkeypatch
     ],
 )
 def test_what_cannot_work_is_refused_before_anything_is_loaded(settings, message, monkeypatch):
-    monkeypatch.setattr(run_module, "load_dataset", lambda *a, **k: pytest.fail("loaded"))
-    with pytest.raises(ConfigError, match=message):
-        plan(small(*settings))
+    monkeypatch.setattr(workbench, "load_dataset", lambda *a, **k: pytest.fail("loaded"))
+    for look in (plan, lambda config: prepare(config, CPU)):
+        with pytest.raises(ConfigError, match=message):
+            look(small(*settings))
 
 
 def test_frozen_random_weights_are_pointed_out():
@@ -388,7 +393,7 @@ def test_a_method_that_does_not_train_is_a_run_like_any_other(frozen, monkeypatc
     assert evaluate_run(out, CPU, protocol="gcd")["protocol"] == "gcd"
 
     said = []
-    monkeypatch.setattr(run_module, "prepare", lambda *a, **k: pytest.fail("computed again"))
+    monkeypatch.setattr(train_module, "prepare", lambda *a, **k: pytest.fail("computed again"))
     assert train(FROZEN, out, CPU, callbacks=Callbacks(say=said.append)) == result
     assert "finished already" in said[0]
 
@@ -411,7 +416,7 @@ def test_a_method_that_does_not_train_has_no_epochs(tmp_path):
 @pytest.mark.parametrize("method", [OpenConConfig(), SimCLRConfig(), GCDConfig(), SimGCDConfig()])
 def test_any_method_without_epochs_evaluates_its_start(method, tmp_path, monkeypatch):
     config = replace(small("train.epochs=0", "train.seed=3"), method=method)
-    start = run_module.prepare(config, CPU).method.state_dict()
+    start = prepare(config, CPU).method.state_dict()
     monkeypatch.setattr(METHODS[method.name].build, "step", lambda *a: pytest.fail("stepped"))
     result = train(config, tmp_path / "run", CPU)
     assert_same_state(weights(tmp_path / "run"), start)
@@ -449,8 +454,8 @@ def test_without_epochs_no_batch_has_to_be_filled():
         config = replace(FROZEN, method=method)
         plan(with_settings(config, ["train.batch_size=2000"]))
         plan(with_settings(config, ["train.batch_size=2"]))
-        with pytest.raises(ConfigError, match=r"train.batch_size = 2000"):
-            plan(replace(small("train.batch_size=2000"), method=SimCLRConfig()))
+    with pytest.raises(ConfigError, match=r"train.batch_size = 2000"):
+        plan(replace(small("train.batch_size=2000"), method=SimCLRConfig()))
 
 
 def test_tensorboard_logs_beside_the_run(tmp_path):

@@ -10,12 +10,14 @@ from opencon.data.augment import Augment
 from opencon.data.benchmarks import DATASETS, Dataset
 from opencon.data.sources import ImageSet
 from opencon.encoders import ENCODERS
-from opencon.experiments import run
+from opencon.experiments import train as train_module
 from opencon.experiments.recipes import get_recipe
-from opencon.experiments.run import Callbacks, assemble, build_loader, prepare
+from opencon.experiments.train import Callbacks, train
+from opencon.experiments.workbench import assemble, build_loader, prepare
 from opencon.runtime import seeded
 from opencon.training import trainer
 from opencon.training.optimizer import build_optimizer
+from opencon.training.run_folder import RunFolder
 from opencon.training.trainer import fit
 from tests.kernel_check import (
     NORMS,
@@ -86,8 +88,9 @@ def test_fused_training_equals_the_plain_passes(name, monkeypatch):
         (features * torch.randn(features.shape, generator=torch.Generator().manual_seed(1)).to(CUDA)).sum().backward()
         return [features.detach(), *encoder.buffers()], [p.grad for p in encoder.parameters()]
 
-    def errors(found, truth):
-        return [float((a.double() - b.double()).norm() / b.double().norm()) for a, b in zip(found, truth, strict=True)]
+    def errors(results, truth):
+        pairs = [(a.double(), b.double()) for a, b in zip(results, truth, strict=True)]
+        return [float((a - b).norm() / b.norm()) for a, b in pairs]
 
     (values, grads), (fused_values, fused_grads) = passed(fuses=False), passed(fuses=True)
     assert max(errors(fused_values, values)) < 1e-3
@@ -175,9 +178,8 @@ def test_folded_captured_and_compiled_equals_plain():
 
 def test_fused_captured_and_compiled_equals_plain():
     off = ["train.compile=false", "train.capture=false", "train.kernels=false"]
-    slow = (
-        "train.lr=0.002"  # rounding then moves losses by 2e-4 and 6e-4, an encoder that learns nothing by 1e-2 and 5e-2
-    )
+    # At this rate rounding moves the losses by 2e-4 and 6e-4, an encoder that learns nothing by 1e-2 and 5e-2.
+    slow = "train.lr=0.002"
     plain, _ = trained(bench=cifar_like(*off, slow, recipe="simclr/cifar100"))
     bench = cifar_like(slow, recipe="simclr/cifar100")
     assert bench.method.embedder.encoder.fused is not None
@@ -189,7 +191,7 @@ def test_fused_captured_and_compiled_equals_plain():
 def test_a_resumed_run_obeys_the_milestone_in_its_graph(tmp_path, monkeypatch):
     """The rate lives on the device, where the recorded step reads it; a restored one must not replace it."""
     made = []
-    monkeypatch.setattr(run, "build_optimizer", lambda *args: made.append(build_optimizer(*args)) or made[-1])
+    monkeypatch.setattr(train_module, "build_optimizer", lambda *args: made.append(build_optimizer(*args)) or made[-1])
     settings = ["train.epochs=6", "train.schedule=step", "train.milestones=[4]", "train.lr=0.1", "method.ramp_epochs=2"]
     config = with_settings(get_recipe("digits"), settings)
 
@@ -198,13 +200,13 @@ def test_a_resumed_run_obeys_the_milestone_in_its_graph(tmp_path, monkeypatch):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run.train(config, tmp_path / "run", CUDA, callbacks=Callbacks(epoch_done=stop))
-    run.train(config, tmp_path / "run", CUDA)
+        train(config, tmp_path / "run", CUDA, callbacks=Callbacks(epoch_done=stop))
+    train(config, tmp_path / "run", CUDA)
     rate = made[-1].param_groups[0]["lr"]
     assert rate.is_cuda
     assert rate.item() == pytest.approx(0.01)
-    whole = run.train(config, tmp_path / "whole", CUDA)
-    resumed = run.RunFolder.open_for_reading(tmp_path / "run").read_metrics()[-1]
+    whole = train(config, tmp_path / "whole", CUDA)
+    resumed = RunFolder.open_for_reading(tmp_path / "run").read_metrics()[-1]
     assert resumed["loss"] == pytest.approx(whole["loss"], rel=3e-2)
 
 

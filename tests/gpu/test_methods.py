@@ -5,7 +5,7 @@ import torch
 
 from opencon.config import with_settings
 from opencon.experiments.recipes import get_recipe
-from opencon.experiments.run import build_loader, prepare
+from opencon.experiments.workbench import build_loader, prepare
 from opencon.methods import METHODS
 from opencon.training.optimizer import build_optimizer
 from opencon.training.trainer import fit

@@ -11,7 +11,7 @@ from torch import nn
 from opencon.config import AugmentConfig, DataConfig, EncoderConfig, RunConfig, SplitConfig, TrainConfig
 from opencon.data.loader import TwoStreamLoader
 from opencon.data.streaming import SLOTS, StreamedImages
-from opencon.experiments.run import build_loader, prepare
+from opencon.experiments.workbench import build_loader, prepare
 from opencon.methods import Method, OpenConConfig, StepOutput
 from opencon.training.optimizer import build_optimizer
 from opencon.training.trainer import fit
@@ -41,7 +41,7 @@ class SlowViews:
 
 
 class WritesDown(Method):
-    """Keeps which images each step was given: the lowest and highest pixel of each channel."""
+    """Keeps which images each step got: the lowest and highest pixel of each channel."""
 
     def __init__(self, num_steps):
         super().__init__(None, TASK, nn.Identity())
@@ -51,11 +51,11 @@ class WritesDown(Method):
 
     def step(self, batch):
         x = batch.views[0]
-        found = torch.cat((x.amin(dim=(2, 3)), x.amax(dim=(2, 3))), dim=1)
-        return StepOutput(self.weight * found.mean(), carry=(found,))
+        extremes = torch.cat((x.amin(dim=(2, 3)), x.amax(dim=(2, 3))), dim=1)
+        return StepOutput(self.weight * extremes.mean(), carry=(extremes,))
 
-    def after_step(self, found):
-        self.seen.index_copy_(0, self.at, found[None])
+    def after_step(self, extremes):
+        self.seen.index_copy_(0, self.at, extremes[None])
         self.at += 1
 
     def assign(self, bank):

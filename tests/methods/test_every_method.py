@@ -17,7 +17,7 @@ from sklearn.metrics import normalized_mutual_info_score
 from opencon.config import AugmentConfig, DataConfig, EncoderConfig, RunConfig, SplitConfig, TrainConfig
 from opencon.data.benchmarks import DIGITS, Dataset
 from opencon.data.sources import from_arrays
-from opencon.experiments.run import assemble, build_loader
+from opencon.experiments.workbench import assemble, build_loader
 from opencon.methods import METHODS, Epoch, FeatureBank, Kind, Method, MethodEntry
 from opencon.metrics import knn_accuracy, open_world_accuracy
 from opencon.training.optimizer import build_optimizer, restore
@@ -172,6 +172,17 @@ class TestEveryMethod:
                 torch.testing.assert_close(got.p.sum(dim=1), torch.ones(len(bank.z)))
             if got.novelty is not None:
                 assert got.novelty.shape == (len(bank.z),)
+
+    def test_classes_to_start_from_do_no_harm(self, name):
+        """A method takes them or leaves them: it keeps its parameters, trains on, and gives every image a class."""
+        bench = bench_of(name)
+        bank = bench.bank()
+        before = {key: p.clone() for key, p in bench.method.named_parameters()}
+        bench.method.start_from(FeatureBank(F.normalize(bank.z, dim=1), bank.labels), DATA.train.classes)
+        assert all(torch.equal(p, before[key]) for key, p in bench.method.named_parameters())
+        classes = train(bench).method.assign(bench.bank()).classes
+        assert ((classes >= 0) & (classes < NUM_CLASSES)).all()
+        assert all(torch.isfinite(p).all() for p in bench.method.parameters())
 
     def test_every_kind_of_images_has_a_schedule(self, name):
         for kind in get_args(Kind):

@@ -123,6 +123,41 @@ def test_the_ramp_reaches_the_loss():
     assert (late.loss - early.loss).item() == pytest.approx(0.1 * late.logs["loss_n"].item())
 
 
+def started(config):
+    """A method that starts from ten rows in five classes: 2, 3, 3, 1 and 1; class 0 has both its labels, class 1 one."""
+    method = build(config, seed=4)
+    classes = torch.tensor([0, 0, 1, 1, 1, 2, 2, 2, 3, 4])
+    z = torch.nn.functional.normalize(torch.randn(10, 6, generator=torch.Generator().manual_seed(1)).double(), dim=1)
+    method.start_from(FeatureBank(z, torch.tensor([0, 0, 1, -1, -1, -1, -1, -1, -1, -1])), classes)
+    return method, z, classes
+
+
+def test_it_starts_from_the_classes_that_are_given():
+    method, z, classes = started(OpenConConfig())
+    for c in range(5):
+        mean = torch.stack([row for row, own in zip(z, classes.tolist(), strict=True) if own == c]).mean(dim=0)
+        torch.testing.assert_close(method.prototypes[c], mean / mean.norm())
+    # Unlabeled rows of each class: 0, 2, 3, 1, 1; one is added to each.
+    torch.testing.assert_close(method.prior, torch.tensor([1.0, 3, 4, 2, 2]).double() / 12)
+
+
+def test_the_novel_weight_does_not_ramp_from_a_start_with_classes():
+    config = OpenConConfig(ramp_epochs=10, weight_novel=0.1)
+    method, _, _ = started(config)
+    method.before_epoch(Epoch(0, 100, features=lambda: None))
+    assert float(method.novel_weight) == pytest.approx(0.1)
+
+
+def test_the_start_survives_being_saved_and_loaded():
+    method, _, _ = started(OpenConConfig(ramp_epochs=10, weight_novel=0.1))
+    again = build(OpenConConfig(ramp_epochs=10, weight_novel=0.1), seed=9)
+    again.load_state_dict(method.state_dict())
+    assert torch.equal(again.prototypes, method.prototypes)
+    assert torch.equal(again.prior, method.prior)
+    again.before_epoch(Epoch(0, 100, features=lambda: None))
+    assert float(again.novel_weight) == pytest.approx(0.1)
+
+
 def test_threshold_from_the_labeled_set_is_refreshed_every_epoch():
     method = build(OpenConConfig(threshold_from="labeled_set", seen_score="cosine"))
     batch = toy_batch()

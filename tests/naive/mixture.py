@@ -1,4 +1,4 @@
-"""The two mixtures of opencon.mixture, one row and one class at a time."""
+"""The two mixtures of opencon.openworld.mixture, one row and one class at a time."""
 
 import math
 
@@ -42,16 +42,3 @@ def directional(z, q, extra):
     totals = [sum(q[i][c] * z[i] for i in range(num_rows)) for c in range(len(q[0]))]
     r = sum(math.sqrt(t @ t) for t in totals) / num_rows
     return [t / math.sqrt(t @ t) for t in totals], r * (dim - r * r) / (1 - r * r), shares(q, extra)
-
-
-def bridge(a, b):
-    """Rows half way between two means, as a share of the rows around the means; each set counts the same."""
-    mean_a, mean_b = sum(a) / len(a), sum(b) / len(b)
-    gap = mean_a - mean_b
-    half = math.sqrt(gap @ gap) / 2
-    middle = (mean_a + mean_b) / 2
-
-    def share(rows, center):
-        return sum(abs((row - middle) @ gap / (2 * half) - center) < half / 3 for row in rows) / len(rows)
-
-    return (share(a, 0) + share(b, 0)) / (share(a, half) + share(b, -half))

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from opencon.data import feature_cache
+from opencon.photos import cache as feature_cache
 from opencon.photos.cache import FeatureCache
 
 IDENTITY = {"encoder": "tiny", "size": 8}

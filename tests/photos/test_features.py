@@ -1,4 +1,4 @@
-"""Embedding a set in chunks, and photos on disk."""
+"""Photos on disk to features, once."""
 
 import dataclasses
 import hashlib
@@ -10,7 +10,6 @@ import torch
 import torch.nn.functional as F
 from PIL import Image
 from safetensors.torch import save_file
-from torch import nn
 
 from opencon.data.augment import Augment
 from opencon.data.color import to_gray
@@ -20,74 +19,8 @@ from opencon.encoders.efficientnet_lite import EfficientNetLite0
 from opencon.encoders.pretrained import open_encoder
 from opencon.errors import ConfigError
 from opencon.photos import features
-from opencon.photos.features import FeatureSettings, photo_features
+from opencon.photos.features import Extractor, FeatureSettings, photo_features
 from opencon.runtime import generator, seeded
-from opencon.training.embedding import embed_images
-
-
-class Net(nn.Module):
-    """Batch norm and dropout, so that the mode matters; remembers the size of each chunk."""
-
-    def __init__(self):
-        super().__init__()
-        self.layers = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(12), nn.Dropout(0.5), nn.Linear(12, 5))
-        self.chunks = []
-
-    def embed(self, images):
-        assert not torch.is_grad_enabled()
-        self.chunks.append(len(images))
-        return self.layers(images)
-
-
-def view(images):
-    return images.float() / 255
-
-
-@pytest.fixture
-def net():
-    torch.manual_seed(0)
-    net = Net()
-    net.layers(torch.rand(64, 12))  # running statistics that differ from those of a batch
-    return net
-
-
-@pytest.fixture
-def images():
-    return torch.randint(256, (23, 3, 2, 2), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
-
-
-@pytest.mark.parametrize("batch", [1, 7, 23, 100])
-@pytest.mark.parametrize("training", [True, False])
-def test_chunks_equal_one_pass_in_evaluation_mode(net, images, monkeypatch, batch, training):
-    monkeypatch.setattr(features, "BATCH", batch)
-    want = net.eval().layers(view(images)).detach()
-    before = {name: value.clone() for name, value in net.state_dict().items()}
-    net.train(training)
-    got = embed_images(net, net.embed, images, view)
-    torch.testing.assert_close(got, want)
-    assert not got.requires_grad
-    assert max(net.chunks) <= batch
-    assert sum(net.chunks) == 23
-    assert net.training is training
-    assert net.layers[2].training is training
-    for name, value in net.state_dict().items():
-        assert torch.equal(value, before[name]), name
-
-
-@pytest.mark.parametrize("training", [True, False])
-def test_the_mode_is_put_back_when_embedding_fails(net, images, training):
-    def fail(chunk):
-        assert not net.training
-        raise ValueError("no")
-
-    net.train(training)
-    with pytest.raises(ValueError, match="no"):
-        embed_images(net, fail, images, view)
-    assert net.training is training
-    assert torch.is_grad_enabled()
-
-
-# --- photos -----------------------------------------------------------------------------------------------------------
 
 CPU = torch.device("cpu")
 SMALL = FeatureSettings(image_size=32, num_views=2)
@@ -100,8 +33,9 @@ def save_photo(path, seed, size=(48, 40), **options):
     return path
 
 
-def compute(paths, settings=SMALL, cache=None, **more):
-    return photo_features(paths, settings, cache=cache, device=CPU, **more)
+def compute(paths, settings=SMALL, cache=None, device=CPU, **more):
+    extractor = Extractor(open_encoder(settings.encoder, settings.image_size), settings, device)
+    return photo_features(paths, extractor, cache=cache, **more)
 
 
 @pytest.fixture
@@ -235,8 +169,7 @@ def test_progress_counts_every_path_to_the_end(photos, tmp_path, monkeypatch):
     assert len(seen) > 4
 
 
-@pytest.mark.parametrize("at_once", [1, 2, 5])
-@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize(("at_once", "threads"), [(1, 3), (2, 1), (5, 3)])
 def test_cutting_into_pieces_and_threads_changes_nothing(photos, monkeypatch, at_once, threads):
     want = compute(photos)
     monkeypatch.setattr(features, "READ_AT_ONCE", at_once)
@@ -334,7 +267,7 @@ def test_settings_check_themselves(settings, message):
 
 @pytest.mark.gpu
 def test_a_gpu_gives_the_same_features(photos):
-    got = photo_features(photos, SMALL, cache=None, device=torch.device("cuda"))
+    got = compute(photos, device=torch.device("cuda"))
     want = compute(photos)
     assert F.cosine_similarity(got.plain, want.plain).min() > 0.99
     assert F.cosine_similarity(got.views.float(), want.views.float(), dim=2).min() > 0.99

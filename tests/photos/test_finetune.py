@@ -2,8 +2,10 @@ from dataclasses import replace
 
 import pytest
 import torch
+import torch.nn.functional as F
 from PIL import Image
 
+from opencon.data.sources import read_images
 from opencon.encoders.pretrained import open_encoder
 from opencon.errors import ConfigError
 from opencon.photos import finetune as finetuning
@@ -17,23 +19,38 @@ CPU = torch.device("cpu")
 
 @pytest.fixture
 def photos(tmp_path):
+    """Paths, labels, and the classes that a fit has found."""
     paths = []
     for i in range(12):
         paths.append(tmp_path / f"{i}.png")
         Image.new("RGB", (32, 32), ((i % 3) * 100, 40 + 3 * i, 200)).save(paths[-1])
-    return paths, torch.tensor([0, 1, -1] * 4)
+    return paths, torch.tensor([0, 1, -1] * 4), torch.tensor([0, 1, 2] * 3 + [0, 1, 0])
 
 
-def test_only_the_last_stage_moves_and_the_file_opens_as_an_encoder(photos, tmp_path):
-    paths, labels = photos
-    out = RunFolder(tmp_path)
-    out.write_json("config.json", {"features": {}})
-    settings = FeatureSettings(image_size=32)
+@pytest.fixture
+def out(tmp_path):
+    folder = RunFolder(tmp_path)
+    folder.write_json("config.json", {"features": {}})
+    return folder
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """What the short run was given, which trains nothing here."""
+    asked = {}
+
+    def short_run(method, images, labels, **how):
+        asked.update(how, method=method, images=images, labels=labels)
+
+    monkeypatch.setattr(finetuning, "short_run", short_run)
+    return asked
+
+
+def test_only_the_last_stage_moves_and_the_file_opens_as_an_encoder(photos, out):
     told = []
     tuned = finetune(
-        paths,
-        labels,
-        settings,
+        *photos,
+        FeatureSettings(image_size=32),
         num_classes=3,
         out=out,
         device=CPU,
@@ -52,29 +69,43 @@ def test_only_the_last_stage_moves_and_the_file_opens_as_an_encoder(photos, tmp_
     assert told[-1][0] == told[-1][1]
 
 
-def test_the_size_of_the_encoder_is_kept_where_none_was_asked_for(photos, tmp_path, monkeypatch):
+def test_the_size_of_the_encoder_is_kept_where_none_was_asked_for(photos, out, tmp_path, monkeypatch):
     run = make_run(tmp_path / "run")
-    out = RunFolder(tmp_path)
-    out.write_json("config.json", {"features": {}})
     opened = replace(open_encoder(str(run), None), image_size=24)
     monkeypatch.setattr("opencon.photos.finetune.open_encoder", lambda name, size: opened)
     tuned = finetune(*photos, FeatureSettings(encoder=str(run)), num_classes=3, out=out, device=CPU, steps=1)
     assert tuned.image_size == 24
 
 
-def test_a_photo_that_is_gone_takes_its_label_with_it(photos, tmp_path, monkeypatch):
-    paths, labels = photos
-    out = RunFolder(tmp_path)
-    out.write_json("config.json", {"features": {}})
-    paths[0].unlink()
-    given = []
-    loader = finetuning.TwoStreamLoader
-    monkeypatch.setattr(finetuning, "TwoStreamLoader", lambda x, y, **how: given.append(y) or loader(x, y, **how))
-    finetune(paths, labels, FeatureSettings(image_size=32), num_classes=3, out=out, device=CPU, steps=1)
-    assert torch.equal(given[0], labels[1:])
+def test_it_starts_from_the_classes_there_are(photos, out, tmp_path, asked):
+    """Two of nine unlabeled photos are said to be seen: ten of twelve are, and eight carry a label."""
+    paths, _, classes = photos
+    run = make_run(tmp_path / "run")
+    finetune(*photos, FeatureSettings(encoder=str(run)), num_classes=3, out=out, device=CPU, steps=7)
+    method = asked["method"]
+    images = read_images(paths, 8)[0].float() / 255
+    z = method.eval().embed(images).detach()
+    for c in range(3):
+        torch.testing.assert_close(method.prototypes[c], F.normalize(z[classes == c].sum(dim=0), dim=0))
+    assert bool(method.is_started)
+    assert method.task.labeled_ratio == pytest.approx(8 / 9)
+    torch.testing.assert_close(method.prior, torch.tensor([2.0, 1.0, 4.0]) / 7)
+    bank = asked["features"]()
+    torch.testing.assert_close(bank.z, z)
+    assert torch.equal(bank.labels, asked["labels"])
+    assert (asked["steps"], asked["seed"]) == (7, 0)
 
 
-def test_gray_encoders_and_foreign_ones_are_refused(photos, tmp_path):
+def test_a_photo_that_is_gone_takes_its_label_and_its_class_with_it(photos, out, asked):
+    paths, labels, _ = photos
+    paths[2].unlink()
+    finetune(*photos, FeatureSettings(image_size=32), num_classes=3, out=out, device=CPU)
+    assert torch.equal(asked["labels"], torch.cat([labels[:2], labels[3:]]))
+    assert len(asked["images"]) == 11
+    torch.testing.assert_close(asked["method"].prior, torch.tensor([2.0, 1.0, 3.0]) / 6)
+
+
+def test_gray_encoders_and_foreign_ones_are_refused(tmp_path):
     gray = open_encoder(str(make_run(tmp_path / "gray", channels=1)), None)
     with pytest.raises(ConfigError, match="works with encoders of color images"):
         check_finetune(gray, 12)
@@ -82,7 +113,7 @@ def test_gray_encoders_and_foreign_ones_are_refused(photos, tmp_path):
         check_finetune(replace(gray, name="other"), 12)
 
 
-def test_refuses_what_does_not_fit_in_memory(photos, tmp_path, monkeypatch):
+def test_refuses_what_does_not_fit_in_memory(photos, out, monkeypatch):
     monkeypatch.setattr("opencon.photos.finetune.MAX_GB", 1e-6)
     with pytest.raises(ConfigError, match="holds all photos in memory: 12 at 32 px"):
-        finetune(*photos, FeatureSettings(image_size=32), num_classes=3, out=RunFolder(tmp_path), device=CPU, steps=1)
+        finetune(*photos, FeatureSettings(image_size=32), num_classes=3, out=out, device=CPU, steps=1)

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from opencon.encoders.pretrained import open_encoder
+from opencon.encoders.stored import EncoderFacts
 from opencon.errors import DataError
 from opencon.openworld.model import OpenWorldModel
 from opencon.photos import model as model_module
@@ -38,17 +40,19 @@ def model(photos, run):
 # --- what it says -----------------------------------------------------------------------------------------------------
 
 
-def test_predictions_are_those_of_the_head_and_nearest_examples_those_of_a_loop(model, photos):
-    rows = photo_features(photos, model.features, cache=None, device=CPU).plain
-    said, z = model.head.predict(rows), model.head.embed(rows).detach()
+def test_predictions_are_those_of_the_classifier_and_nearest_examples_those_of_a_loop(model, photos):
+    extractor = Extractor(model.load_encoder(), model.features, CPU)
+    rows = photo_features(photos, extractor, cache=None).plain
+    said, z = model.classifier.predict(rows), model.classifier.embed(rows).detach()
     names = [name for files in model.example_files for name in files]
-    got = list(model.predict(photos))
+    got = model.predict(photos)
+    assert (got.class_names, got.num_seen) == (NAMES, 2)
     assert [photo.file for photo in got] == [str(path) for path in photos]
     for i, photo in enumerate(got):
         c = int(said.classes[i])
-        assert photo.label == NAMES[c]
-        assert photo.is_new == (c >= 2)
-        assert not photo.is_outlier
+        assert photo.predicted == NAMES[c]
+        assert photo.kind == ("new" if c >= 2 else "seen")
+        assert not photo.unlike_everything
         assert photo.error is None
         assert photo.confidence == pytest.approx(float(said.confidence[i]), abs=1e-5)
         assert photo.novelty == pytest.approx(float(said.novelty[i]), abs=1e-2)
@@ -60,7 +64,7 @@ def test_predictions_are_those_of_the_head_and_nearest_examples_those_of_a_loop(
 
 def test_the_colors_are_told_apart(model, photos):
     """Not a matter of this file, but if it failed the tests here would say little."""
-    labels = [photo.label for photo in model.predict(photos)]
+    labels = [photo.predicted for photo in model.predict(photos)]
     parts = [set(labels[c * PER_COLOR : (c + 1) * PER_COLOR]) for c in range(4)]
     assert parts[0] == {"red"}
     assert parts[1] == {"green"}
@@ -71,13 +75,13 @@ def test_examples_are_the_most_typical_members(photos, run, monkeypatch):
     monkeypatch.setattr(model_module, "MOST_EXAMPLES", 3)
     features = FeatureSettings(encoder=str(run), num_views=0)
     fitted, labels = fit(photos, features), given_labels()
-    fitted.prediction.is_outlier[-1] = True  # belongs to nothing
+    fitted.prediction.unlike_everything[-1] = True  # belongs to nothing
     fitted.prediction.classes[0] = 1  # its label says otherwise
     files = [path.name for path in photos]
-    model = OpenConModel.of(fitted, NAMES, features, files, labels)
+    model = OpenConModel.of(fitted, NAMES, features, EncoderFacts.of(open_encoder(str(run))), files, labels)
     members = {c: [] for c in range(4)}
     for i, file in enumerate(files):
-        if labels[i] < 0 and fitted.prediction.is_outlier[i]:
+        if labels[i] < 0 and fitted.prediction.unlike_everything[i]:
             continue
         c = int(labels[i]) if labels[i] >= 0 else int(fitted.prediction.classes[i])
         members[c].append((float(fitted.z[i] @ fitted.model.prototypes[c]), file, i))
@@ -119,18 +123,18 @@ def test_order_is_kept_in_chunks_with_twins_and_unreadable_files(model, photos, 
     seen = []
     got = list(model.predict(paths, progress=lambda done, total: seen.append((done, total))))
     assert [photo.file for photo in got] == [str(path) for path in paths]
-    single = {path: next(model.predict(path)) for path in set(paths)}
+    single = {path: model.predict(path)[0] for path in set(paths)}
     for path, photo in zip(paths, got, strict=True):
         want = single[path]
-        assert (photo.label, photo.is_new, photo.error) == (want.label, want.is_new, want.error)
+        assert (photo.predicted, photo.kind, photo.error) == (want.predicted, want.kind, want.error)
         assert photo.confidence == pytest.approx(want.confidence, abs=1e-5)
-    assert got[3].label == got[0].label
+    assert got[3].predicted == got[0].predicted
     assert seen[-1] == (10, 10)
     assert [done for done, _ in seen] == sorted(done for done, _ in seen)
     for at, why in ((1, "is not an image"), (4, "does not exist"), (6, "is empty"), (8, "is not an image")):
         photo = got[at]
         assert photo.error.startswith(why)
-        assert (photo.label, photo.is_new, photo.is_outlier) == (None, False, False)
+        assert (photo.predicted, photo.kind, photo.unlike_everything) == (None, None, False)
         assert (photo.confidence, photo.novelty) == (None, None)  # null in JSON
         assert photo.nearest == ()
 
@@ -138,7 +142,7 @@ def test_order_is_kept_in_chunks_with_twins_and_unreadable_files(model, photos, 
 def test_first_rows_come_before_the_last_photo_is_read(model, photos, monkeypatch):
     monkeypatch.setattr(model_module, "CHUNK", 4)
     done = []
-    rows = model.predict(photos, progress=lambda i, total: done.append(i))
+    rows = model.predict_each(photos, progress=lambda i, total: done.append(i))
     assert not done
     next(rows)
     assert max(done) == 4
@@ -152,27 +156,26 @@ def test_a_folder_stands_for_its_images(model, photos, tmp_path):
     (inner / "notes.txt").write_text("x")
     got = list(model.predict([photos[40], tmp_path / "a"]))
     assert [Path(photo.file).name for photo in got] == [photos[40].name, "2.PNG", "1.png"]
-    assert [photo.label for photo in got][1:] == ["green", "red"]
+    assert [photo.predicted for photo in got][1:] == ["green", "red"]
     assert list(model.predict(str(tmp_path / "a"))) == list(model.predict([tmp_path / "a"]))
     assert list(model.predict([])) == []
 
 
 def test_a_folder_without_images_is_said_at_once(model, tmp_path):
     with pytest.raises(DataError, match=r"no image in the folder .*Readable: .bmp"):
-        model.predict([tmp_path])
+        model.predict_each([tmp_path])
 
 
-def test_an_outlier_has_no_label_but_neighbors(model, photos):
-    head = OpenWorldModel.from_settings(model.head.settings())
-    head.load_state_dict({**model.head.state_dict(), "outlier_threshold": torch.tensor(2.0)})  # more than any cosine
-    before, after = (list(m.predict(photos[::12])) for m in (model, replace(model, head=head)))
-    assert [photo.is_new for photo in before] == [False, False, True, True]
+def test_what_is_unlike_everything_has_no_label_but_neighbors(model, photos):
+    strict = OpenWorldModel.from_settings(model.classifier.settings())
+    state = model.classifier.state_dict()
+    strict.load_state_dict({**state, "outlier_threshold": torch.tensor(2.0)})  # more than any cosine
+    before, after = (m.predict(photos[::12]) for m in (model, replace(model, classifier=strict)))
+    assert [photo.kind for photo in before] == ["seen", "seen", "new", "new"]
     for was, photo in zip(before, after, strict=True):
-        assert photo.is_outlier
-        assert photo.label is None
-        assert not photo.is_new
-        assert photo.error is None
-        assert (photo.nearest, photo.confidence) == (was.nearest, was.confidence)
+        assert photo.unlike_everything
+        assert (photo.predicted, photo.kind, photo.error) == (None, None, None)
+        assert (photo.nearest, photo.confidence, photo.closest) == (was.nearest, was.confidence, was.predicted)
         assert len(photo.nearest) == NEAREST
 
 
@@ -193,11 +196,11 @@ def test_renamed(model, photos, tmp_path):
     new = model.renamed({"new-1": "sky", "new-2": "new-1"})
     assert new.class_names == ("red", "green", "sky", "new-1")
     assert model.class_names == NAMES
-    before = {photo.file: photo.label for photo in model.predict(photos)}
+    before = {photo.file: photo.predicted for photo in model.predict(photos)}
     names = dict(zip(NAMES, new.class_names, strict=True))
     new.save(tmp_path / "new")
     for photo in OpenConModel.from_pretrained(tmp_path / "new").predict(photos):
-        assert photo.label == names[before[photo.file]]
+        assert photo.predicted == names[before[photo.file]]
 
 
 def test_a_first_name_stays_with_its_group_whatever_the_classes_are_called(model, tmp_path):
@@ -217,10 +220,11 @@ def test_a_name_for_several_makes_them_one(model, photos):
     names, confidence = both.named(p)
     assert names == ["sky", "red", "sky"]
     assert confidence == pytest.approx([0.6, 0.5, 0.7])
-    before = [photo.label for photo in model.predict(photos)]
-    after = list(both.predict(photos))
-    assert [photo.label for photo in after] == [{"new-1": "sky", "new-2": "sky"}.get(label, label) for label in before]
-    assert all(photo.is_new == (photo.label == "sky") for photo in after)
+    before, after = model.predict(photos), both.predict(photos)
+    sky = {"new-1": "sky", "new-2": "sky"}
+    assert [photo.predicted for photo in after] == [sky.get(old.predicted, old.predicted) for old in before]
+    assert all((photo.kind == "new") == (photo.predicted == "sky") for photo in after)
+    assert (after.class_names, after.num_seen) == (("red", "green", "sky"), 2)
     assert both.renamed({"sky": "sea"}).class_names == ("red", "green", "sea", "sea")
     assert both.renamed({"new-2": "sea"}).class_names == (
         "red",
@@ -233,11 +237,11 @@ def test_a_name_for_several_makes_them_one(model, photos):
 def test_a_group_may_turn_out_to_be_a_seen_class(model, photos):
     same = model.renamed({"new-1": "red"})
     assert (same.names, same.num_seen_names) == (("red", "green", "new-2"), 2)
-    before = {photo.file: photo.label for photo in model.predict(photos)}
+    before = {photo.file: photo.predicted for photo in model.predict(photos)}
     assert "new-1" in before.values()
     for photo in same.predict(photos):
-        assert photo.is_new == (photo.label == "new-2")
-        assert photo.label == (before[photo.file] if before[photo.file] != "new-1" else "red")
+        assert photo.kind == ("new" if photo.predicted == "new-2" else "seen")
+        assert photo.predicted == (before[photo.file] if before[photo.file] != "new-1" else "red")
 
 
 @pytest.mark.parametrize(
@@ -252,7 +256,7 @@ def test_names_that_cannot_be_given(model, names, message):
         model.renamed(names)
 
 
-def test_names_must_fit_the_head(model):
+def test_names_must_fit_the_classifier(model):
     with pytest.raises(DataError, match="4 classes and groups, but 3 names"):
         replace(model, class_names=("a", "b", "c"))
     with pytest.raises(DataError, match="not one row each"):

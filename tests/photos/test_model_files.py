@@ -69,9 +69,9 @@ def same(one, other):
     assert other.example_files == one.example_files
     assert other.sizes == one.sizes
     assert torch.equal(other.example_rows, one.example_rows)
-    assert other.head.settings() == one.head.settings()
-    state = other.head.state_dict()
-    assert all(torch.equal(state[name], tensor) for name, tensor in one.head.state_dict().items())
+    assert other.classifier.settings() == one.classifier.settings()
+    state = other.classifier.state_dict()
+    assert all(torch.equal(state[name], tensor) for name, tensor in one.classifier.state_dict().items())
 
 
 # --- on disk and back -------------------------------------------------------------------------------------------------
@@ -83,7 +83,7 @@ def test_round_trip_says_the_same_bit_for_bit(model, photos, saved):
     assert back.home is None
     assert list(back.predict(photos)) == list(model.predict(photos))
     assert sorted(path.name for path in saved.iterdir()) == ["model.json", "model.safetensors"]
-    assert not back.head.training
+    assert not back.classifier.training
 
 
 def test_a_run_folder_will_do(model, photos, tmp_path):
@@ -154,7 +154,7 @@ def test_a_model_whose_encoder_is_gone_can_still_be_renamed(photos, tmp_path):
     OpenConModel.from_pretrained(tmp_path / "model").renamed({"red": "rot"}).save(tmp_path / "model")
     (tmp_path / "away").rename(run)
     got = list(OpenConModel.from_pretrained(tmp_path / "model").predict(photos))
-    assert got == [replace(photo, label="rot") if photo.label == "red" else photo for photo in want]
+    assert got == [replace(photo, closest="rot") if photo.closest == "red" else photo for photo in want]
 
 
 def test_an_encoder_that_lies_in_the_models_own_folder_moves_with_it(photos, tmp_path):
@@ -186,7 +186,7 @@ def test_photos_with_odd_names_are_predicted(model, photos, tmp_path):
         shutil.copy(photos[0], tmp_path / name)
     got = list(model.predict(tmp_path))
     assert {Path(photo.file).name for photo in got} == {BAD_NAME, "a b|c\n.png", "🐈.png"}
-    assert {photo.label for photo in got} == {"red"}
+    assert {photo.predicted for photo in got} == {"red"}
 
 
 def test_an_encoder_of_timm_is_built_without_its_download(tmp_path, monkeypatch):
@@ -226,15 +226,16 @@ def test_not_a_model(tmp_path, run):
         OpenConModel.from_pretrained(tmp_path)
 
 
-def test_a_newer_format_says_what_to_do(saved):
-    edit(saved, format=2, opencon="9.1")
-    with pytest.raises(
-        RunError, match=r"by opencon 9.1 \(format 2\).*up to format 1. Run: pip install --upgrade opencon"
-    ):
+@pytest.mark.parametrize(
+    ("number", "way_out"), [(1, "Run the discovery again."), (3, "Run: pip install --upgrade opencon")]
+)
+def test_another_format_says_what_to_do(saved, number, way_out):
+    edit(saved, format=number, opencon="9.1")
+    with pytest.raises(RunError, match=rf"by opencon 9.1 \(format {number}\).*which reads format 2. {way_out}"):
         OpenConModel.from_pretrained(saved)
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe\x00garbage", b'{"format": 1}', b'{"format": "one"}', b"[1]"])
+@pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe\x00garbage", b'{"format": 2}', b'{"format": "one"}', b"[1]"])
 def test_damaged_settings(saved, content):
     (saved / "model.json").write_bytes(content)
     with pytest.raises(RunError, match=r"cannot be read \(.*Copy it again, or run the discovery again.|is not a model"):
@@ -264,8 +265,8 @@ def test_missing_tensors(saved):
         {"class_names": ["a", "b"]},
         {"class_names": 3},
         {"sizes": None},
-        {"head": {"dim": 3}},
-        {"head": {"num_features": 128, "dim": 32, "num_seen": 2, "num_classes": 9}},
+        {"classifier": {"dim": 3}},
+        {"classifier": {"num_features": 128, "dim": 32, "num_seen": 2, "num_classes": 9}},
         {"features": {"encoder": 5}},
         {"features": {"colour": 5}},
         {"encoder": {}},
@@ -290,14 +291,14 @@ def test_a_damaged_encoder(pretrained, photos):
     path.write_bytes(content[:-10])
     back = OpenConModel.from_pretrained(pretrained)
     with pytest.raises(DataError, match=r"the encoder .* cannot be read .* Copy the whole folder"):
-        next(back.predict(photos))
+        back.predict(photos)
     content[-5] ^= 1
     path.write_bytes(content)
     with pytest.raises(RunError, match=r"not the one that this model was trained with \(other weights\)"):
-        next(back.predict(photos))
+        back.predict(photos)
     path.unlink()
     with pytest.raises(DataError, match=r"the encoder .* cannot be read"):
-        next(back.predict(photos))
+        back.predict(photos)
 
 
 def test_an_encoder_that_was_trained_on_is_refused(photos, tmp_path):
@@ -306,11 +307,11 @@ def test_an_encoder_that_was_trained_on_is_refused(photos, tmp_path):
     make_run(tmp_path / "run", seed=1)
     back = OpenConModel.from_pretrained(tmp_path / "model")
     with pytest.raises(RunError, match=r"(?s)run' is not the one .* \(other weights\). Put the old one back"):
-        next(back.predict(photos))
+        back.predict(photos)
     make_run(tmp_path / "run")
     (tmp_path / "run" / "config.json").write_text('{"encoder": {"mean": [0.1], "std": [1.0]}}')
     with pytest.raises(RunError, match=r"\(other mean, std\)"):
-        next(back.predict(photos))
+        back.predict(photos)
 
 
 def test_a_save_that_is_cut_short_is_noticed_and_leaves_nothing_behind(model, saved, monkeypatch):

@@ -75,7 +75,8 @@ def by_hand(model, images):
     for image in images:
         channels = [(image[k] - encoder.mean[k]) / encoder.std[k] for k in range(3)]
         rows.append(encoder.net(torch.stack(channels)[None])[0])
-    return model.head.predict(torch.stack(rows).detach()), model.head.embed(torch.stack(rows)).detach()
+    x = torch.stack(rows).detach()
+    return model.classifier.predict(x), model.classifier.embed(x).detach()
 
 
 @pytest.mark.parametrize("batch", [1, 2, 3, 7])
@@ -86,20 +87,20 @@ def test_the_graph_says_what_the_model_says(model, session, batch):
     shapes = {"probabilities": (batch, 4), "embedding": (batch, z.shape[1])}
     assert {name: value.shape for name, value in got.items()} == {name: shapes.get(name, (batch,)) for name in OUTPUTS}
     np.testing.assert_allclose(got["embedding"], z.numpy(), atol=1e-5)
-    np.testing.assert_allclose(got["similarity"], (z @ model.head.prototypes.T).amax(dim=1).numpy(), atol=1e-5)
+    np.testing.assert_allclose(got["similarity"], (z @ model.classifier.prototypes.T).amax(dim=1).numpy(), atol=1e-5)
     np.testing.assert_allclose(got["probabilities"], said.p.numpy(), atol=1e-4)
     np.testing.assert_allclose(got["novelty"], said.novelty.numpy(), atol=1e-2)
-    assert got["is_outlier"].dtype == np.bool_
-    assert got["is_outlier"].tolist() == said.is_outlier.tolist()
+    assert got["unlike_everything"].dtype == np.bool_
+    assert got["unlike_everything"].tolist() == said.unlike_everything.tolist()
 
 
 def test_photos_get_the_same_labels_as_from_predict(model, session, photos):
     images = np.stack([np.asarray(Image.open(p).resize((SIDE, SIDE), Image.Resampling.BICUBIC)) for p in photos])
     images = images.transpose(0, 3, 1, 2).astype(np.float32) / 255
-    p, outlier = session.run(["probabilities", "is_outlier"], {"images": images})
-    labels = [None if out else NAMES[c] for c, out in zip(p.argmax(axis=1), outlier, strict=True)]
-    want = list(model.predict(photos))
-    assert labels == [photo.label for photo in want]
+    p, unlike = session.run(["probabilities", "unlike_everything"], {"images": images})
+    labels = [None if odd else NAMES[c] for c, odd in zip(p.argmax(axis=1), unlike, strict=True)]
+    want = model.predict(photos)
+    assert labels == [photo.predicted for photo in want]
     np.testing.assert_allclose(p.max(axis=1), [photo.confidence for photo in want], atol=1e-4)
     assert set(labels) == set(NAMES)
 
@@ -119,8 +120,7 @@ def test_the_graph_is_one_file_with_all_that_a_program_needs(model, done, sessio
     assert json.loads(facts["class_names"]) == list(NAMES)
     assert facts["num_seen"] == "2"
     assert facts["image_size"] == str(SIDE)
-    assert float(facts["novelty_threshold"]) == float(model.head.novelty_threshold)
-    assert float(facts["outlier_threshold"]) == float(model.head.outlier_threshold)
+    assert float(facts["outlier_threshold"]) == float(model.classifier.outlier_threshold)
     assert "RGB in [0, 1]" in facts["input"]
 
 
@@ -138,7 +138,7 @@ def test_groups_of_one_name_are_one_output(model, tmp_path):
 def test_the_difference_to_pytorch_is_stated(done):
     assert set(done.difference) == set(OUTPUTS)
     assert 0 < done.difference["embedding"] < 1e-5
-    assert done.difference["is_outlier"] == 0
+    assert done.difference["unlike_everything"] == 0
     assert BATCHES == (1, 3, 7)
 
 
@@ -153,14 +153,14 @@ def test_names_that_no_text_can_hold_are_kept(model, recorded, tmp_path):
 def test_gray_encoders_take_color_images(photos, tmp_path):
     model = make_model(photos, make_run(tmp_path / "run", channels=1))
     images = images_of(5)
-    *_, z = PhotoNetwork(model.load_encoder(), model.head).eval()(images)
+    *_, z = PhotoNetwork(model.load_encoder(), model.classifier).eval()(images)
     gray = 0.2989 * images[:, :1] + 0.587 * images[:, 1:2] + 0.114 * images[:, 2:]
-    want = model.head.embed(model.load_encoder().net((gray - MEAN[0]) / STD[0]))
+    want = model.classifier.embed(model.load_encoder().net((gray - MEAN[0]) / STD[0]))
     torch.testing.assert_close(z, want)
 
 
-class Head(nn.Module):
-    """As simple as a head can be."""
+class Classifier(nn.Module):
+    """As simple as a classifier can be."""
 
     def __init__(self, num_features):
         super().__init__()
@@ -179,7 +179,7 @@ class Head(nn.Module):
 @pytest.mark.parametrize("encoder", [pytest.param("efficientnet_lite0", marks=pytest.mark.slow), "convnet"])
 def test_every_way_to_a_graph(record, encoder, tmp_path, capfd):
     opened = open_encoder(encoder, 32) if encoder != "convnet" else open_encoder(str(make_run(tmp_path)))
-    network = PhotoNetwork(opened, Head(opened.net.num_features)).eval()
+    network = PhotoNetwork(opened, Classifier(opened.net.num_features)).eval()
     try:
         graph = record(network, opened.image_size)
     except torch.onnx.OnnxExporterError:
@@ -204,12 +204,12 @@ def test_efficientnet_lite0(photos, tmp_path):
 def test_the_code_on_the_card(model, recorded, photos, tmp_path, monkeypatch, capsys):
     model.save_pretrained(tmp_path)
     export_onnx(OpenConModel.from_pretrained(tmp_path), tmp_path / "model.onnx")
-    want = next(model.predict(photos[0]))
+    want = model.predict(photos[0])[0]
     Image.open(photos[0]).save(tmp_path / "photo.jpg", format="PNG")
     monkeypatch.chdir(tmp_path)
     code = (tmp_path / "README.md").read_text("utf-8").split("```python\n")[2].split("```")[0]
     exec(compile(code, "README.md", "exec"), {})
-    assert capsys.readouterr().out == f"{want.label or 'none of these'}\n"
+    assert capsys.readouterr().out == f"{want.predicted or 'none of these'}\n"
 
 
 # --- what can go wrong ------------------------------------------------------------------------------------------------
@@ -219,16 +219,16 @@ def test_the_code_on_the_card(model, recorded, photos, tmp_path, monkeypatch, ca
 def test_a_graph_that_computes_something_else_is_not_written(model, recorded, tmp_path, monkeypatch, wrong):
     build = PhotoNetwork.__init__
 
-    def change(self, encoder, head, name_of):
-        head = type(head).from_settings(head.settings())
-        head.load_state_dict(model.head.state_dict())
-        build(self, encoder, head)
+    def change(self, encoder, classifier, name_of):
+        other = type(classifier).from_settings(classifier.settings())
+        other.load_state_dict(classifier.state_dict())
+        build(self, encoder, other)
         if wrong == "mean":
             self.mean += 0.05
         elif wrong == "prototypes":
-            self.head.prototypes[:] = self.head.prototypes.flip(0)
+            self.classifier.prototypes[:] = self.classifier.prototypes.flip(0)
         else:
-            self.head.prototypes[0, 0] = float("nan")
+            self.classifier.prototypes[0, 0] = float("nan")
 
     path = tmp_path / "model.onnx"
     path.write_bytes(b"old")

@@ -131,8 +131,11 @@ def test_how_sure(tmp_path, confidence, outlier, want):
 
 
 def test_labels_are_counted_and_doubted(tmp_path):
-    data = report_data(photos=8, labeled=4)
-    data.predicted[1] = 0  # labeled 1
+    predicted, given = (
+        np.array([0, 0, 0, 1, 0, 1, 2, 3]),
+        np.array([0, 1, 0, 1, -1, -1, -1, -1]),
+    )  # the second: labeled 1
+    data = report_data(photos=8, predicted=predicted, given=given)
     page = written(tmp_path, data)
     assert "Learned from 4 photos you labeled (2 classes). 1 of your labels looks doubtful." in Reader(page).text
     (doubtful,) = [g for g in payload(page)["galleries"] if g["kind"] == "doubtful"]
@@ -179,8 +182,8 @@ def test_galleries_show_the_surest_and_the_least_sure(tmp_path):
     galleries = payload(written(tmp_path, data))["galleries"]
     assert [(g["kind"], g["class"]) for g in galleries] == [("new", 2), ("new", 3), ("seen", 0), ("seen", 1)]
     for g in galleries:
-        rows = [i for i in range(20, 90) if data.predicted[i] == g["class"]]
-        by_confidence = sorted(rows, key=lambda i: -data.confidence[i])
+        rows = [i for i in range(20, 90) if data.table[i].predicted == data.table.class_names[g["class"]]]
+        by_confidence = sorted(rows, key=lambda i: -data.table[i].confidence)
         assert g["typical"] == by_confidence[:8]
         assert g["unsure"] == by_confidence[::-1][:4]
         assert (g["found"], g["labeled"]) == (len(rows), 10 if g["class"] < 2 else 0)
@@ -211,10 +214,9 @@ def test_a_large_set_is_sampled_and_the_page_says_so(tmp_path, monkeypatch):
     assert files == sorted(files)
     for g in load["galleries"]:
         shown = [int(files[i][-9:-4]) for i in g["typical"]]
-        rows = [i for i in range(10, 1000) if data.predicted[i] == g["class"]]
-        assert (
-            shown == sorted(rows, key=lambda i: -data.confidence[i])[: len(shown)]
-        )  # the best of all, not of the sample
+        rows = [i for i in range(10, 1000) if data.table[i].predicted == data.table.class_names[g["class"]]]
+        best = sorted(rows, key=lambda i: -data.table[i].confidence)
+        assert shown == best[: len(shown)]  # the best of all, not of the sample
         assert all(load["pictures"][str(i)] for i in g["typical"] + g["unsure"])
 
 

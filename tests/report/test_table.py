@@ -3,9 +3,11 @@
 import csv
 import io
 import json
+import sys
 
 import pytest
 
+from opencon.errors import MissingExtraError
 from opencon.report.table import COLUMNS, Group, PhotoRow, PhotoTable
 
 
@@ -44,7 +46,7 @@ def test_every_kind_of_line(table):
     ]
 
 
-def test_json_lines_and_frames_speak_the_same_words(table):
+def test_json_lines_speak_the_same_words(table):
     records = [json.loads(line) for line in table.to_json_lines()]
     assert [tuple(record) for record in records] == [COLUMNS] * 4
     assert records[2] == {
@@ -58,12 +60,21 @@ def test_json_lines_and_frames_speak_the_same_words(table):
         "nearest": ["x.jpg"],
         "error": None,
     }
+
+
+def test_as_a_data_frame(table):
     pandas = pytest.importorskip("pandas")
     frame = table.to_pandas()
     assert list(frame.columns) == list(COLUMNS)
     assert frame["predicted"][:2].tolist() == ["cat", "new-1"]
     assert frame["confidence"].isna().tolist() == [False, False, False, True]
     assert isinstance(frame, pandas.DataFrame)
+
+
+def test_without_pandas_the_command_is_named(table, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(MissingExtraError, match=r"pip install 'opencon\[pandas\]'"):
+        table.to_pandas()
 
 
 def test_groups_count_unlabeled_photos_that_belong(table):

@@ -140,7 +140,7 @@ def evaluate(
 ) -> None:
     """Measure a trained run again, under either protocol, on either set of images; by default as it was trained."""
     from opencon.counting.base import CountEstimate
-    from opencon.experiments.run import evaluate_run
+    from opencon.experiments.evaluate import evaluate_run
     from opencon.runtime import pick_device
 
     if picture is not None and not picture.parent.is_dir():
@@ -262,8 +262,8 @@ def run(
     dry_run: bool,
 ) -> None:
     """Show the plan; train unless it is a dry run; show the result."""
-    from opencon.experiments.run import plan
-    from opencon.experiments.run import train as train_run
+    from opencon.experiments.plan import plan
+    from opencon.experiments.train import train as train_run
     from opencon.runtime import pick_device
 
     changes = [f"{key}={json.dumps(value)}" for key, value in shortcuts.items() if value is not None]
@@ -282,7 +282,7 @@ def run(
 @contextmanager
 def progress_bar() -> Iterator[Any]:
     """A bar with losses, accuracy and time left, fed by the callbacks of a run."""
-    from opencon.experiments.run import Callbacks
+    from opencon.experiments.train import Callbacks
 
     columns = (
         TextColumn("{task.description}"),

@@ -3,9 +3,9 @@
 Letters: B images in a batch, H and W their height and width, S side of a view, A jitter operations that are on.
 
 `Augment.draw` asks a generator for every random number; `Augment.apply` is a pure function of them. Each image has its
-own parameters, yet all shapes are fixed and nothing waits for the device. Small images on a GPU have a kernel for it
-(`view_kernel`). Both follow torchvision's RandomResizedCrop, ColorJitter, RandomGrayscale and GaussianBlur on
-float images, which take one image at a time.
+own parameters, yet all shapes are fixed and nothing waits for the device. On a GPU one kernel (`view_kernel`) makes the
+views of small images. Kernel and plain form follow torchvision's RandomResizedCrop, ColorJitter, RandomGrayscale and
+GaussianBlur on float images, which take one image at a time.
 
 Crop, resize and blur are linear and separable, so each is two (batched) matrix products, rows @ image @ columns^T.
 Float32 products are good to about 1e-6; where a caller allows TF32, pixels move by up to about 1e-3, a quarter of a
@@ -57,7 +57,7 @@ class Augment:
         self.channels = channels
         last = HUE if channels == 3 else CONTRAST  # one channel has neither saturation nor hue
         self.operations = tuple(k for k in range(last + 1) if config.jitter[k] > 0 and config.jitter_p > 0)
-        self.kernels = True  # on a GPU: one Triton kernel for all of it, where there is one
+        self.kernels = True  # on a GPU: whether a Triton kernel may make the views
 
     def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
         """One view of each image: uint8 (B, channels, H, W) -> float32 (B, channels, S, S) in [0, 1]."""
@@ -105,7 +105,7 @@ class Augment:
         return ViewParams(**params)
 
     def has_kernel(self, images: Tensor, params: ViewParams) -> bool:
-        """Whether one kernel makes these views: of small color images, cropped, neither warped nor blurred."""
+        """Whether the kernel makes these views: small color images, cropped, neither warped nor blurred."""
         is_small = {*images.shape[-2:], self.image_size}.issubset(KERNEL_SIDES)
         is_simple = params.box is not None and params.angle is None and params.is_blurred is None
         fits = self.channels == 3 and is_small and is_simple
@@ -116,13 +116,20 @@ class Augment:
         assert images.dtype == torch.uint8, f"images are uint8, not {images.dtype}"
         assert images.shape[1] == self.channels, f"images have {images.shape[1]} channels, not {self.channels}"
         if self.has_kernel(images, params):
-            from opencon.data.view_kernel import views_kernel
-
-            return views_kernel(images, params, self.operations, self.image_size)
+            return self.by_kernel(images, params)
         return self.plain(images, params)
 
+    def by_kernel(self, images: Tensor, params: ViewParams) -> Tensor:
+        """`apply` in one Triton kernel, where `has_kernel` says so."""
+        from opencon.data.view_kernel import views_kernel  # needs Triton
+
+        p = params
+        assert p.box is not None, "the kernel cuts out a box"
+        is_on = {"is_flipped": p.is_flipped, "is_jittered": p.is_jittered, "is_gray": p.is_gray}
+        return views_kernel(images, p.box, self.image_size, self.operations, p.factors, p.turns, **is_on)
+
     def plain(self, images: Tensor, params: ViewParams) -> Tensor:
-        """The same on any device, for any settings: an operation is computed for all images and kept where it is due."""
+        """`apply` on any device, for any settings: every image gets every operation, and keeps those that are due."""
         p, size = params, self.image_size
         if p.box is not None:
             x = resized_crop(images, p.box, size, p.is_flipped)
@@ -142,7 +149,7 @@ class Augment:
 
 
 def plain_view(images: Tensor, image_size: int) -> Tensor:
-    """The view for evaluation: uint8 (B, channels, H, W) -> float32 (B, channels, S, S) in [0, 1], resized at need."""
+    """The view for evaluation: uint8 (B, channels, H, W) -> float32 (B, channels, S, S) in [0, 1], resized if need be."""
     x = images.float() / 255.0
     if tuple(images.shape[-2:]) != (image_size, image_size):
         x = F.interpolate(x, (image_size, image_size), mode="bilinear", antialias=True, align_corners=False)
@@ -151,7 +158,7 @@ def plain_view(images: Tensor, image_size: int) -> Tensor:
 
 
 def resized_crop(images: Tensor, box: Tensor, size: int, is_flipped: Tensor | None = None) -> Tensor:
-    """Cut out each image's box, resize it to (size, size) and flip it where told.
+    """Cut out each image's box, resize it to (size, size) and flip it where `is_flipped` says so.
 
     Equals `F.interpolate(crop, size, mode="bilinear", antialias=True)` of the box's pixels, in [0, 1].
     """
@@ -159,7 +166,7 @@ def resized_crop(images: Tensor, box: Tensor, size: int, is_flipped: Tensor | No
     top, left, box_height, box_width = box.float().unbind(1)  # (B,) each
     rows = _resize_weights(top, box_height, size, height)  # (B, S, H)
     columns = _resize_weights(left, box_width, size, width, is_flipped)  # (B, S, W)
-    return _separable(images.float(), rows / 255.0, columns).clamp_(0.0, 1.0)  # as above: within rounding
+    return _separable(images.float(), rows / 255.0, columns).clamp_(0.0, 1.0)  # weights add up to 1 within rounding
 
 
 def warp(x: Tensor, angle: Tensor, shift: Tensor, zoom: Tensor) -> Tensor:
@@ -189,7 +196,7 @@ def blur(x: Tensor, sigma: Tensor) -> Tensor:
     i = torch.arange(size, device=x.device)
     t = torch.arange(radius + 1, device=x.device)
     to, source, distance, last = i[:, None], i, t[:, None, None], size - 1
-    # A pixel j is read where it lies and at its mirror images -j and 2 (S - 1) - j; an edge pixel has only one mirror.
+    # Pixel j is read at j and at its mirror images -j and 2 (S - 1) - j; a pixel on an edge has only one mirror image.
     reads = ((to - source).abs() == distance).float()  # (radius + 1, S, S): how often i reads j at this distance
     reads += (to + source == distance) & (source > 0)
     reads += (2 * last - to - source == distance) & (source < last)
@@ -209,7 +216,8 @@ def _separable(x: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
 def _resize_weights(start: Tensor, length: Tensor, size: int, source: int, is_flipped: Tensor | None = None) -> Tensor:
     """Share of each of `source` pixels in each of `size` pixels that cover [start, start + length): (B, S, source).
 
-    A triangle around the new pixel's center; its half width is one new pixel, or one old one if that is larger.
+    The shares are a triangle around the new pixel's center. Its half width is one new pixel, or one old pixel if that is
+    larger.
     """
     start, length = start[:, None], length[:, None]  # (B, 1)
     step = length / size  # old pixels to a new one
@@ -226,9 +234,17 @@ def _resize_weights(start: Tensor, length: Tensor, size: int, source: int, is_fl
 
 
 def crop_box(
-    share: Tensor, ratio: Tensor, place: Tensor, source_size: tuple[int, int], allowed: tuple[float, float]
+    share: Tensor, ratio: Tensor, corner: Tensor, source_size: tuple[int, int], allowed: tuple[float, float]
 ) -> Tensor:
-    """The first try (B, tries) that fits, at `place` (B, 2) in [0, 1); a centered crop if none does. (B, 4)."""
+    """The first try (B, tries) that fits, or a centered crop if none does: (B, 4) as in `ViewParams.box`.
+
+    Args:
+        share: (B, tries) of the image's area.
+        ratio: (B, tries) width to height.
+        corner: (B, 2) in [0, 1): top and left, as a share of the room that the box leaves.
+        source_size: height and width of the images.
+        allowed: least and largest ratio of the centered crop.
+    """
     height, width = source_size
     area = share * (height * width)
     tried = torch.stack(((area / ratio).sqrt().round(), (area * ratio).sqrt().round()), dim=-1)  # (B, tries, 2)
@@ -236,8 +252,8 @@ def crop_box(
     fits = (h >= 1) & (h <= height) & (w >= 1) & (w <= width)  # (B, tries)
     first = fits.int().argmax(dim=1)  # argmax takes the first of equals
     h, w = tried[torch.arange(len(first), device=first.device), first].unbind(-1)  # (B,)
-    top = (place[:, 0] * (height - h + 1)).floor()  # u < 1 makes u * n < n in floating point, too
-    left = (place[:, 1] * (width - w + 1)).floor()
+    top = (corner[:, 0] * (height - h + 1)).floor()  # u < 1 makes u * n < n in floating point, too
+    left = (corner[:, 1] * (width - w + 1)).floor()
     box = torch.stack((top, left, h, w), dim=1)
 
     low, high = allowed

@@ -2,8 +2,8 @@
 
 Letters: B images in a batch, S side in pixels, A jitter operations that are switched on.
 
-Images are float, (B, 3, S, S) or (B, 1, S, S), in [0, 1], and stay there. A single channel is its own gray. What mixes
-channels takes them one by one: compiled, a pixel is then read once for all three.
+Images are float, (B, 3, S, S) or (B, 1, S, S), in [0, 1], and stay there. A single channel is its own gray. Functions that
+mix channels take them one by one: when compiled, they read a pixel once for all three.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def to_gray(x: Tensor) -> Tensor:
 
 
 def gray_of(channels: Channels) -> Tensor:
-    """The same from single channels: (B, S, S)."""
+    """The same luma from single channels: (B, S, S)."""
     if len(channels) == 1:
         return channels[0]
     red, green, blue = channels
@@ -42,8 +42,8 @@ def gray_of(channels: Channels) -> Tensor:
 def blend(channels: Channels, keep: Tensor, of_mean: Tensor | None, of_gray: Tensor | None) -> Channels:
     """clamp(keep * x + of_mean * (mean gray of the image) + of_gray * gray, 0, 1), a number (B, 1, 1) for each image.
 
-    One of brightness, contrast and saturation, in which a factor f keeps f of the image and takes 1 - f of black, of its
-    mean gray, or of its gray version. With (1, 0, 0) an image is left as it is; None is 0 for all.
+    This is brightness, contrast or saturation: a factor f keeps f of the image and takes 1 - f of black, of its mean gray,
+    or of its gray version. With (1, 0, 0) an image stays as it is; None is 0 for all images.
     """
     base = torch.zeros_like(keep)
     if of_mean is not None or of_gray is not None:
@@ -59,8 +59,8 @@ def shift_hue(channels: Channels, shift: Tensor) -> Channels:
     """Turn the hue of each image by `shift` (B,), as a share of the full circle; value and saturation stay.
 
     With v = max, m = min and c = v - m over the channels r, g, b, the hue in sixths of the circle (red 0, green 2,
-    blue 4) is h = 1 + (g + b - r - m) / c, negative if b > g: each of the six cases of HSV comes down to that. Back,
-    with d in [0, 3] the distance on the circle from h to the channel's own hue:
+    blue 4) is h = 1 + (g + b - r - m) / c, negative if b > g: this holds in each of the six cases of HSV. The way back,
+    with d in [0, 3] the distance on the circle from h to the channel's own hue, is
 
         channel = v - c * clamp(d - 1, 0, 1)
 
@@ -82,22 +82,22 @@ def shift_hue(channels: Channels, shift: Tensor) -> Channels:
 
 
 def jitter(x: Tensor, operations: Sequence[int], factors: Tensor, turns: Tensor, is_on: Tensor) -> Tensor:
-    """Brightness, contrast, saturation and hue, in an order of each image's own.
+    """Brightness, contrast, saturation and hue; each image has its own order.
 
-    A turn is one `blend` for all images. Hue costs several times as much, so it is computed once: between the turns
-    that come before it and those that come after it, where an image has nothing due in the turns that are not its own.
+    A turn is one `blend` for all images. Hue costs several times as much, so it is computed once for all images, between
+    two rounds of turns. In the first round an image takes its turns before hue, in the second those after it.
 
     Args:
         x: (B, channels, S, S).
-        operations: which A of the four are on, increasing; known to Python, so that the others cost nothing.
-        factors: (B, A); around 1, but for hue around 0.
+        operations: the A of the four that are on, increasing. Python knows them, so that the others cost nothing.
+        factors: (B, A); around 1, for hue around 0.
         turns: (B, A), a permutation in each row: when each operation is due.
-        is_on: bool (B,); other images are left as they are.
+        is_on: bool (B,); the other images stay as they are.
     """
     blends = [operation for operation in operations if operation != HUE]  # hue is the last one
 
     def blended(channels: Channels, turn: Tensor, is_now: Tensor) -> Channels:
-        """The given turns (T,), for the images of which `is_now` (B, T) says so."""
+        """The blends of some turns (T,), for the images that `is_now` (B, T) marks."""
         own_turns, own_factors = (values[:, : len(blends)].T for values in (turns, factors))  # (blends, B)
         is_due = (own_turns == turn[:, None, None]) & is_now.T[:, None]  # (T, blends, B)
         shares = torch.where(is_due, 1.0 - own_factors, 0.0)[..., None, None]  # of black or a gray

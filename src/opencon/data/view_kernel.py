@@ -1,13 +1,12 @@
-"""Views of small images in one Triton kernel: imported only on a machine with a GPU. Its plain form is `Augment.plain`.
+"""Views of small images in one Triton kernel; its plain form is `Augment.plain`. Imported only on a machine with a GPU.
 
-One program makes one view, and keeps its pixels in registers from crop to gray. Hue and gray are computed only for the
-images that want them, jitter only for those that are jittered; the plain form computes all for all.
+One program makes one view, and keeps its pixels in registers from crop to gray. It computes only the operations that its
+image gets; the plain form computes all of them for all images.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import torch
 import triton
@@ -16,11 +15,8 @@ from torch import Tensor
 
 from opencon.data.color import BRIGHTNESS, CONTRAST, HUE, SATURATION
 
-if TYPE_CHECKING:
-    from opencon.data.augment import ViewParams
-
-# Triton compiles the signatures too: their arguments cannot carry type hints. What it is to know when it compiles is in
-# capitals; such a condition needs an `if` of its own.
+# Triton compiles the signatures too, so that arguments cannot carry type hints. What it must know when it compiles is in
+# capitals; a condition on such a name needs an `if` of its own.
 
 
 @triton.jit  # type: ignore[untyped-decorator, unused-ignore]
@@ -39,8 +35,8 @@ def _shares(start, length, is_flipped, SIZE: tl.constexpr, SOURCE: tl.constexpr)
 @triton.jit  # type: ignore[untyped-decorator, unused-ignore]
 def _cut(image_ptr, rows, columns, HEIGHT: tl.constexpr, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
     """(S, S): one channel of `augment.resized_crop`. Sides are far too small for TF32 to pay."""
-    places = tl.arange(0, HEIGHT)[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
-    pixels = tl.load(image_ptr + places).to(tl.float32) / 255.0
+    offsets = tl.arange(0, HEIGHT)[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
+    pixels = tl.load(image_ptr + offsets).to(tl.float32) / 255.0
     across = tl.dot(pixels, tl.trans(columns), input_precision="ieee")
     return _unit(tl.dot(rows, across, input_precision="ieee"))
 
@@ -63,7 +59,7 @@ def _lacks(h, own):  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator, unused-ignore]
 def _due(factors_ptr, turns_ptr, turn, rest, COLUMN: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The factor of a jitter operation if this is its turn, else `rest`. Column -1: there is no such operation."""
+    """The factor of a jitter operation if this is its turn, else `rest`. Column -1 is an operation that is off."""
     if COLUMN < 0:
         return rest
     return tl.where(tl.load(turns_ptr + COLUMN) == turn, tl.load(factors_ptr + COLUMN), rest)
@@ -95,9 +91,8 @@ def _views(  # type: ignore[no-untyped-def]
             for turn in tl.static_range(TURNS):
                 contrast = _due(factors_ptr, turns_ptr, turn, 1.0, CONTRAST_COLUMN)
                 saturation = _due(factors_ptr, turns_ptr, turn, 1.0, SATURATION_COLUMN)
-                keep = (
-                    _due(factors_ptr, turns_ptr, turn, 1.0, BRIGHTNESS_COLUMN) * contrast * saturation
-                )  # all but one are 1
+                brightness = _due(factors_ptr, turns_ptr, turn, 1.0, BRIGHTNESS_COLUMN)
+                keep = brightness * contrast * saturation  # all but one are 1
                 gray = _luma(r, g, b)
                 base = (1.0 - contrast) * (tl.sum(gray) / (SIZE * SIZE)) + (1.0 - saturation) * gray
                 r, g, b = _unit(keep * r + base), _unit(keep * g + base), _unit(keep * b + base)
@@ -114,23 +109,38 @@ def _views(  # type: ignore[no-untyped-def]
             r = _luma(r, g, b)
             g, b = r, r
 
-    places = tl.arange(0, SIZE)[:, None] * SIZE + tl.arange(0, SIZE)[None, :]
+    offsets = tl.arange(0, SIZE)[:, None] * SIZE + tl.arange(0, SIZE)[None, :]
     out_ptr += own * 3 * SIZE * SIZE
-    tl.store(out_ptr + places, r)
-    tl.store(out_ptr + SIZE * SIZE + places, g)
-    tl.store(out_ptr + 2 * SIZE * SIZE + places, b)
+    tl.store(out_ptr + offsets, r)
+    tl.store(out_ptr + SIZE * SIZE + offsets, g)
+    tl.store(out_ptr + 2 * SIZE * SIZE + offsets, b)
 
 
-def views_kernel(images: Tensor, params: ViewParams, operations: Sequence[int], size: int) -> Tensor:
-    """Crop, flip, jitter and gray of color images whose sides are among `augment.KERNEL_SIDES`."""
+def views_kernel(
+    images: Tensor,
+    box: Tensor,
+    size: int,
+    operations: Sequence[int],
+    factors: Tensor | None,
+    turns: Tensor | None,
+    *,
+    is_flipped: Tensor | None,
+    is_jittered: Tensor | None,
+    is_gray: Tensor | None,
+) -> Tensor:
+    """Crop, flip, jitter and gray of color images whose sides are among `augment.KERNEL_SIDES`.
+
+    `augment.ViewParams` describes the tensors; None switches an operation off. `operations` are those of the columns of
+    `factors` and `turns`.
+    """
     num_images, _, height, width = images.shape
-    p = type(params)(*(t if t is None else t.contiguous() for t in params))
-    turns = 0 if p.turns is None else len(operations)
+    inputs = [images, box, is_flipped, is_jittered, factors, turns, is_gray]
+    num_turns = 0 if turns is None else len(operations)
     columns = [operations.index(k) if k in operations else -1 for k in (BRIGHTNESS, CONTRAST, SATURATION, HUE)]
     out = images.new_empty((num_images, 3, size, size), dtype=torch.float32)
     _views[(num_images,)](
-        images.contiguous(), p.box, p.is_flipped, p.is_jittered, p.factors, p.turns, p.is_gray, out,
-        height, width, size, p.is_flipped is not None, p.is_gray is not None, turns, *columns,
+        *(None if tensor is None else tensor.contiguous() for tensor in inputs), out,
+        height, width, size, is_flipped is not None, is_gray is not None, num_turns, *columns,
         num_warps=4 if size <= 32 else 8,
     )  # fmt: skip
     return out

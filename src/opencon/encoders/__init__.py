@@ -27,7 +27,7 @@ __all__ = [
     "load_weights",
 ]
 
-INSTALLED = "installed"  # encoder.weights for those that come with a package
+INSTALLED = "installed"  # as encoder.weights: those that come with a package
 
 
 @dataclass(frozen=True)
@@ -35,11 +35,11 @@ class EncoderEntry:
     """How to build an encoder, and what to know before choosing it."""
 
     build: Callable[[int, int], Encoder]  # channels and side of the images
-    image_size: int  # pixels it is usually given
+    image_size: int  # usual side of its images in pixels
     num_features: int
     paper: str
     load_installed: Callable[[Encoder], LoadReport] | None = None  # weights that come with a package
-    mean: tuple[float, ...] = (0.5,)  # of pixels in [0, 1], as those weights expect it
+    mean: tuple[float, ...] = (0.5,)  # of pixels in [0, 1], as those weights expect
     std: tuple[float, ...] = (0.5,)
 
 

@@ -1,4 +1,4 @@
-"""What every encoder is: a row of stages, of which the first ones may be frozen.
+"""What every encoder is: a sequence of stages, of which the first may be frozen.
 
 Letters: B images in a batch, F features.
 """
@@ -33,10 +33,10 @@ class Encoder(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.num_frozen = 0  # so many of the first stages do not learn
+        self.num_frozen = 0  # how many of the first stages do not learn
         self.frozen_norm: FrozenNorm = "batch"
-        self.folded: Callable[[Tensor], Tensor] | None = None  # the frozen stages in a faster form, see `fold`
-        self.fused: Callable[[Tensor], Tensor] | None = None  # all stages in training, likewise: see `fuse`
+        self.folded: Callable[[Tensor], Tensor] | None = None  # a faster form of the frozen stages, see `fold`
+        self.fused: Callable[[Tensor], Tensor] | None = None  # a faster form of all stages in training, see `fuse`
         self.register_load_state_dict_post_hook(_forget_folded)  # type: ignore[no-untyped-call]
 
     def pool(self, x: Tensor) -> Tensor:
@@ -64,13 +64,13 @@ class Encoder(nn.Module):
         """Prepare a faster form of the frozen stages, if this encoder has one. Call it once their weights are final."""
 
     def fuse(self) -> None:
-        """Prepare a faster form of training on a GPU, where every stage learns, if this encoder has one."""
+        """Prepare a faster form for training every stage on a GPU, if this encoder has one."""
 
     @torch.no_grad()
     def measure(self, batches: Iterable[Tensor]) -> None:
-        """Take the statistics of frozen batch norms anew: the mean of what these batches, normalized, have each.
+        """Measure the statistics of frozen batch norms anew: their mean over these batches of normalized images.
 
-        What comes before a frozen batch norm does not learn, so batch statistics only scatter around these.
+        What comes before a frozen batch norm does not learn, so the statistics of a batch only scatter around this mean.
         """
         frozen = [getattr(self, name) for name in self.stages[: self.num_frozen]]
         norms = [m for stage in frozen for m in stage.modules() if isinstance(m, nn.BatchNorm2d)]
@@ -80,7 +80,7 @@ class Encoder(nn.Module):
         momenta = [norm.momentum for norm in norms]
         for norm in norms:
             norm.reset_running_stats()
-            norm.momentum = None  # the mean of all batches
+            norm.momentum = None  # torch then takes the mean of all batches
             norm.train()
         for x in batches:
             for stage in frozen:

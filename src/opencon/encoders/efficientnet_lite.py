@@ -3,7 +3,7 @@
 EfficientNet-B0 (Tan and Le 2019, arXiv:1905.11946) without squeeze-and-excitation, and with ReLU6 for swish, as Google
 released it for phones in 2020.
 
-It was trained in TensorFlow and pads as "SAME" does there: with stride 2 and an even side, one zero more after than before.
+It was trained in TensorFlow and pads like "SAME" there: with stride 2 and an even side, one zero more after than before.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from opencon.encoders.base import Encoder, require_color
+from opencon.encoders.units import Unit
 from opencon.encoders.weights import LoadReport, read_tensors
 from opencon.errors import DataError, require
 
@@ -45,7 +46,7 @@ STAGES = (
 
 
 def same_padding(side: int, kernel: int, stride: int) -> tuple[int, int]:
-    """Zeros before and after, such that ceil(side / stride) pixels come out; an odd one comes after."""
+    """Zeros before and after a side, such that ceil(side / stride) pixels come out; an odd one is added after."""
     total = max((-(-side // stride) - 1) * stride + kernel - side, 0)
     return total // 2, total - total // 2
 
@@ -64,7 +65,7 @@ class SameConv(nn.Conv2d):
 
     def __init__(self, before: int, after: int, kernel: int, stride: int = 1, groups: int = 1) -> None:
         super().__init__(before, after, kernel, stride, groups=groups, bias=False)
-        # A filter of a depthwise convolution has one input channel; `fan_out` would count all outputs for it.
+        # A depthwise filter has one input and one output channel; `fan_out` would count all output channels.
         nn.init.kaiming_normal_(self.weight, mode="fan_out" if groups == 1 else "fan_in", nonlinearity="relu")
 
     def forward(self, x: Tensor) -> Tensor:
@@ -156,15 +157,15 @@ def installed_weights() -> Path:
 def load_installed(encoder: nn.Module) -> LoadReport:
     """Copy the installed weights into an `EfficientNetLite0`; the classifier on top of it is left out."""
     path = installed_weights()
-    found = read_tensors(path)
-    names = {_our_name(name): name for name in found if not name.startswith("_fc.")}
+    tensors = read_tensors(path)
+    names = {_our_name(name): name for name in tensors if not name.startswith("_fc.")}
     try:
-        encoder.load_state_dict({ours: found[theirs] for ours, theirs in names.items()})
+        encoder.load_state_dict({ours: tensors[theirs] for ours, theirs in names.items()})
     except RuntimeError as err:  # another file under the same name
         raise DataError(
             f"{path} does not hold EfficientNet-Lite0. Run: pip install --force-reinstall {PIP_NAME}"
         ) from err
-    unused = tuple(name for name in found if name.startswith("_fc."))
+    unused = tuple(name for name in tensors if name.startswith("_fc."))
     return LoadReport(str(path), "", tuple(names), missing=(), unexpected=unused, wrong_shape=())
 
 
@@ -183,27 +184,27 @@ def _our_name(name: str) -> str:
         "_project_conv": "project.conv",
         "_bn2": "project.bn",
     }
-    places = [f"stage{i + 1}.{j}" for i, (depth, *_) in enumerate(STAGES) for j in range(depth)]
-    return f"{places[int(block[1])]}.{inner.get(block[2], block[2])}.{block[3]}"
+    blocks = [f"stage{i + 1}.{j}" for i, (depth, *_) in enumerate(STAGES) for j in range(depth)]
+    return f"{blocks[int(block[1])]}.{inner.get(block[2], block[2])}.{block[3]}"
 
 
 # --- folded: for inference --------------------------------------------------------------------------------------------
 
 
 class FoldedLite:
-    """The first stages in evaluation mode, for as long as their weights do not change: no batch norm, fused ReLU6."""
+    """The first stages in evaluation mode, without batch norms. It is valid for as long as their weights do not change."""
 
     def __init__(self, net: EfficientNetLite0, num_stages: int, dtype: torch.dtype) -> None:
         self.dtype = dtype
-        self.steps: list[tuple[list[FoldedConv], bool]] = []  # convolutions in a row, and whether to add the input
+        self.steps: list[tuple[list[FoldedSameConv], bool]] = []  # convolutions in a row, and whether to add the input
         for name in net.stages[:num_stages]:
             stage = getattr(net, name)
             if name in ("stem", "last"):
-                self.steps.append(([FoldedConv.of(stage, dtype)], False))
+                self.steps.append(([FoldedSameConv.of(stage, dtype)], False))
                 continue
             for block in stage:
                 parts = [part for part in (block.expand, block.depthwise, block.project) if part is not None]
-                self.steps.append(([FoldedConv.of(part, dtype) for part in parts], block.has_shortcut))
+                self.steps.append(([FoldedSameConv.of(part, dtype) for part in parts], block.has_shortcut))
 
     def __call__(self, x: Tensor) -> Tensor:
         """(B, 3, H, W), normalized -> the output of the last folded stage."""
@@ -217,41 +218,37 @@ class FoldedLite:
 
 
 @dataclass(frozen=True)
-class FoldedConv:
-    """Convolution with the batch norm behind it folded in:  w' = w * g,  b' = beta - mean * g,  g = gamma / std."""
+class FoldedSameConv:
+    """A `SameConv` with the batch norm behind it folded in."""
 
     weight: Tensor
     bias: Tensor
     stride: int
     groups: int
     clip: bool
-    # With stride 2 and an even side, "SAME" pads one zero less before than after. A row and a column of zeros in front
-    # of the filter make it as many on both sides, which a convolution does by itself, without a copy of its input.
+    # With stride 2 and an even side, "SAME" pads one zero less before than after. This is the filter with a row and a
+    # column of zeros in front: it wants as many zeros on both sides, which a convolution adds without copying its input.
     grown: Tensor
 
     @classmethod
-    def of(cls, part: nn.Sequential, dtype: torch.dtype) -> FoldedConv:
+    def of(cls, part: nn.Sequential, dtype: torch.dtype) -> FoldedSameConv:
         """Fold what `conv_norm` made."""
         conv, norm = part.conv, part.bn
         assert isinstance(conv, SameConv)
         assert isinstance(norm, nn.BatchNorm2d)
-        assert norm.running_mean is not None
-        assert norm.running_var is not None
-        gain = norm.weight * torch.rsqrt(norm.running_var + norm.eps)  # (out channels,)
-        weight = (conv.weight * gain[:, None, None, None]).detach().to(dtype)
-        bias = (norm.bias - norm.running_mean * gain).detach().to(dtype)
+        weight, bias = (t.to(dtype) for t in Unit(conv, norm).folded())
         grown = F.pad(weight, (1, 0, 1, 0))
         weight, grown = (w.contiguous(memory_format=torch.channels_last) for w in (weight, grown))
         return cls(weight, bias, conv.stride[0], conv.groups, hasattr(part, "relu"), grown)
 
     def __call__(self, x: Tensor, shortcut: Tensor | None = None) -> Tensor:
-        """ReLU6 of the convolution, if there is one; or the convolution plus the shortcut."""
+        """The convolution, then ReLU6 with `clip`, or plus the shortcut if there is one."""
         assert not (self.clip and shortcut is not None)
         pads = {same_padding(side, self.weight.shape[-1], self.stride) for side in x.shape[-2:]}
         if x.device.type == "cpu" and x.dtype != torch.float64 and len(pads) == 1 and has_fused_conv():
             ((before, after),) = pads
             weight = self.weight if before == after else self.grown
-            with contextlib.suppress(RuntimeError):  # oneDNN turns down a shape now and then
+            with contextlib.suppress(RuntimeError):  # oneDNN refuses some shapes
                 return fused_conv(x, weight, self.bias, self.stride, after, self.groups, self.clip, shortcut)
         out = same_conv(x, self.weight, self.bias, self.stride, self.groups)
         if self.clip:
@@ -269,9 +266,9 @@ def fused_conv(
     clip: bool,
     shortcut: Tensor | None,
 ) -> Tensor:
-    """oneDNN's convolution with ReLU6 or the addition in the same pass: on a CPU a third less time than one by one.
+    """oneDNN's convolution with ReLU6 or the addition in the same pass: a third faster than one after the other.
 
-    The operator is the one that torch.compile emits; here it needs no compiler.
+    torch.compile emits the same operator; here it needs no compiler.
     """
     op = torch.ops.mkldnn._convolution_pointwise
     shape = ([padding] * 2, [stride] * 2, [1, 1], groups)
@@ -285,7 +282,7 @@ def fused_conv(
 
 @functools.cache
 def has_fused_conv() -> bool:
-    """Whether this build of torch has the operator, and it does as we think: it is not part of torch's public face."""
+    """Whether this build of torch has the operator, and it computes what we expect: torch does not document it."""
     x, weight, bias = 4.0 + torch.arange(75.0).view(1, 3, 5, 5) / 25, torch.eye(3)[:, :, None, None], torch.ones(3)
     try:
         clipped = fused_conv(x, weight, bias, 1, 0, 1, True, None)

@@ -46,7 +46,7 @@ class Embedder(nn.Module):
         self.head = head if head is not None else nn.Identity()
         self.config = config
         self.precision = precision
-        # A CPU without bfloat16 would take more than twice as long for it than for float32.
+        # A CPU without bfloat16 emulates it, which is slower than float32.
         self.reduces_on_cpu = precision != "bf16" or fast_dtype(torch.device("cpu")) == torch.bfloat16
         self.num_features = encoder.num_features  # F
         self.dim = config.head_dim if head is not None else encoder.num_features  # D
@@ -58,7 +58,7 @@ class Embedder(nn.Module):
         return self.project(self.features(images))
 
     def features(self, images: Tensor) -> Tensor:
-        """(B, C, H, W) in [0, 1] -> (B, F), float32: what the head is given, not normalized."""
+        """(B, C, H, W) in [0, 1] -> (B, F), float32: the input of the head, not normalized."""
         images = self._normalized(images)
         with self._autocast(images):
             features: Tensor = self.encoder(images)
@@ -75,16 +75,16 @@ class Embedder(nn.Module):
         return self.project(self.features_of_views(views))
 
     def features_of_views(self, views: tuple[Tensor, ...]) -> Tensor:
-        """V views (B, C, H, W) -> (V * B, F), view by view: what the head is given, not normalized.
+        """V views (B, C, H, W) -> (V * B, F), view by view: the input of the head, not normalized.
 
-        In one pass with `views_together`, so that batch norm sees all views at once; else one pass per view.
+        With `views_together` there is one pass, and batch norm sees all views at once; else there is one pass per view.
         """
         if self.config.views_together:
             return self.features(torch.cat(views))
         return torch.cat([self.features(view) for view in views])
 
     def measure_frozen(self, views: Iterable[Tensor]) -> None:
-        """Take the statistics of frozen batch norms from views (B, C, H, W) if the settings want them measured."""
+        """Measure the statistics of frozen batch norms on views (B, C, H, W), if the settings ask for it."""
         if self.config.frozen_norm == "measured":
             with self._autocast(self.mean):
                 self.encoder.measure(map(self._normalized, views))
@@ -100,7 +100,7 @@ class Embedder(nn.Module):
         return images.contiguous(memory_format=torch.channels_last) if self.encoder.channels_last else images
 
     def _reduced(self, device: torch.device) -> torch.dtype | None:
-        """What is computed in instead of float32."""
+        """The reduced precision of encoder and head on this device; None for float32."""
         return None if device.type == "cpu" and not self.reduces_on_cpu else AUTOCAST.get(self.precision)
 
     def _autocast(self, images: Tensor) -> torch.autocast:

@@ -1,11 +1,6 @@
-"""The frozen part of a ResNet with its batch norms folded into the convolutions.
+"""The frozen part of a ResNet with its batch norms folded into the convolutions (`Unit.folded`).
 
-Where batch norm uses running statistics it is a fixed scale and shift per channel, so it can be multiplied into the weights
-once:
-
-    bn(conv(x)) = conv'(x),   w' = w * g,   b' = beta - mean * g,   g = gamma / sqrt(var + eps)
-
-What is left is convolution + bias (+ shortcut) + ReLU, which cuDNN computes in one pass over memory instead of two or three.
+What is left is convolution + bias (+ shortcut) + ReLU. cuDNN computes it in one pass over memory instead of two or three.
 """
 
 from __future__ import annotations
@@ -16,13 +11,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from opencon.encoders.resnet import ResNet, Unit
+from opencon.encoders.units import ResidualUnits, Unit
 
 CHANNEL_GROUP = 8  # tensor cores read channels in eights
 
 
 def padded(x: Tensor) -> Tensor:
-    """The channels of images, or of the weights for them, filled up with zeros to a whole group; channels last."""
+    """Images, or the weights for them, with zero channels added up to a whole group; channels last."""
     missing = -x.shape[1] % CHANNEL_GROUP
     return F.pad(x, (0, 0, 0, 0, 0, missing)).contiguous(memory_format=torch.channels_last)
 
@@ -39,18 +34,12 @@ class FoldedConv:
     @classmethod
     def of(cls, unit: Unit, dtype: torch.dtype) -> FoldedConv:
         """Fold the norm of `unit` into its convolution."""
-        conv, norm = unit
-        assert norm.running_mean is not None
-        assert norm.running_var is not None
-        gain = norm.weight * torch.rsqrt(norm.running_var + norm.eps)  # (out channels,)
-        weight = (conv.weight * gain[:, None, None, None]).detach()
-        bias = (norm.bias - norm.running_mean * gain).detach()
-        weight = padded(weight.to(dtype))
-        assert isinstance(conv.padding, tuple)
-        return cls(weight, bias.to(dtype), conv.stride, conv.padding)
+        weight, bias = unit.folded()
+        assert isinstance(unit.conv.padding, tuple)
+        return cls(padded(weight.to(dtype)), bias.to(dtype), unit.conv.stride, unit.conv.padding)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Without bias and activation."""
+        """The convolution without bias and ReLU."""
         return F.conv2d(x, self.weight, None, self.stride, self.padding)
 
     def relu(self, x: Tensor, shortcut: Tensor | None = None) -> Tensor:
@@ -64,7 +53,7 @@ class FoldedConv:
         return out
 
 
-# cuDNN's fused calls are unknown to torch.compile; as an operator of our own they are a black box with a known shape.
+# torch.compile does not know cuDNN's fused calls. As an operator of our own they are a black box with a known shape.
 @torch.library.custom_op(
     "opencon::conv_relu",
     mutates_args=(),
@@ -74,7 +63,7 @@ class FoldedConv:
 def _conv_relu(
     x: Tensor, weight: Tensor, bias: Tensor, shortcut: Tensor, stride: tuple[int, ...], padding: tuple[int, ...]
 ) -> Tensor:
-    """ReLU(conv(x) + shortcut) in one pass; an empty shortcut is none."""
+    """ReLU(conv(x) + bias + shortcut) in one pass; an empty tensor stands for no shortcut."""
     if shortcut.numel() == 0:
         return torch.cudnn_convolution_relu(x, weight, bias, stride, padding, (1, 1), 1)
     return torch.cudnn_convolution_add_relu(x, weight, shortcut, 1.0, bias, stride, padding, (1, 1), 1)
@@ -88,31 +77,29 @@ def _(
 
 
 class FoldedResNet:
-    """The first stages of a ResNet, in evaluation mode, for as long as their weights do not change."""
+    """The first stages of a ResNet in evaluation mode. It is valid for as long as their weights do not change."""
 
-    def __init__(self, resnet: ResNet, num_stages: int, dtype: torch.dtype) -> None:
+    def __init__(self, units: ResidualUnits, dtype: torch.dtype) -> None:
         self.dtype = dtype
-        self.stem = FoldedConv.of(Unit(resnet.stem.conv1, resnet.stem.bn1), dtype)  # type: ignore[arg-type]
-        self.maxpool = getattr(resnet.stem, "maxpool", None)
+        self.stem = FoldedConv.of(units.stem, dtype)
+        self.maxpool = units.maxpool
         self.blocks: list[tuple[list[FoldedConv], FoldedConv | None]] = []
-        for block in (block for name in resnet.stages[1:num_stages] for block in getattr(resnet, name)):
-            branch, down = block.units()
-            folded = [FoldedConv.of(unit, dtype) for unit in branch]
-            shortcut = None if down is None else FoldedConv.of(down, dtype)
-            if (
-                shortcut is not None
-            ):  # what both add, one can add: without a ReLU, a bias is a pass over memory of its own
-                folded[-1] = replace(folded[-1], bias=folded[-1].bias + shortcut.bias)
-            self.blocks.append((folded, shortcut))
+        for block in units.blocks:
+            branch = [FoldedConv.of(unit, dtype) for unit in block.branch]
+            shortcut = None if block.shortcut is None else FoldedConv.of(block.shortcut, dtype)
+            if shortcut is not None:
+                # The branch adds both biases: without a ReLU behind it, a bias is a pass over memory of its own.
+                branch[-1] = replace(branch[-1], bias=branch[-1].bias + shortcut.bias)
+            self.blocks.append((branch, shortcut))
 
     def __call__(self, x: Tensor) -> Tensor:
         """(B, 3, H, W), normalized -> the output of the last folded stage."""
         x = self.stem.relu(padded(x.to(self.dtype)))
         if self.maxpool is not None:
             x = self.maxpool(x)
-        for convs, downsample in self.blocks:
+        for branch, downsample in self.blocks:
             shortcut = x if downsample is None else downsample(x)
-            for conv in convs[:-1]:
+            for conv in branch[:-1]:
                 x = conv.relu(x)
-            x = convs[-1].relu(x, shortcut)
+            x = branch[-1].relu(x, shortcut)
         return x

@@ -1,9 +1,9 @@
-"""A ResNet in training, all of it learning, with batch norm + shortcut + ReLU as one thing, forward and backward.
+"""A ResNet of which every stage learns: batch norm, shortcut and ReLU are one step, forward and backward.
 
-Written out, a network in training reads and writes its activations more often for its batch norms than for its convolutions:
+A plain network in training reads and writes its activations more often for its batch norms than for its convolutions:
 statistics, normalization, addition, ReLU, the gradients of each, and a sum of two gradients wherever a shortcut leaves. Here
-the kernels of `norm_kernel` do all they can each time they pass over memory, and the backward pass is written by hand. The
-formulas are those of the plain form, with x^ the normalized input and M the rows of a channel:
+the kernels of `norm_kernel` do all they can in each pass over memory, and the backward pass is written by hand. The formulas
+are those of the plain form, with x^ the normalized input and M the rows of a channel:
 
     y = ReLU(gamma * x^ + beta + shortcut)
     g = dy where y > 0, else 0            (also the gradient of the shortcut)
@@ -22,7 +22,7 @@ from torch.autograd.function import once_differentiable
 
 from opencon.encoders.folding import padded
 from opencon.encoders.norm_kernel import WIDE, gradient, gradient_sums, normalize, statistics
-from opencon.encoders.resnet import ResNet, Unit
+from opencon.encoders.units import ResidualUnits, Unit
 
 
 class Passed(NamedTuple):
@@ -38,20 +38,20 @@ class Passed(NamedTuple):
 
 
 class FusedResNet:
-    """The stages of a ResNet. It has no weights of its own: it looks at the modules of the ResNet."""
+    """The stages of a ResNet. It has no weights of its own: it reads those of the ResNet's modules."""
 
-    def __init__(self, resnet: ResNet) -> None:
-        pools = hasattr(resnet.stem, "maxpool")
-        self.before = resnet.stem if pools else None  # a stem that pools is left as it is
-        self.stem = None if pools else Unit(resnet.stem.conv1, resnet.stem.bn1)  # type: ignore[arg-type]
-        self.blocks = [block.units() for name in resnet.stages[1:] for block in getattr(resnet, name)]
+    def __init__(self, units: ResidualUnits) -> None:
+        self.blocks = units.blocks
+        # A stem that pools is computed in its plain form.
+        self.pooled_stem = None if units.maxpool is None else (*units.stem, units.maxpool)
+        self.stem = units.stem if units.maxpool is None else None
         self.units = [] if self.stem is None else [self.stem]  # in the order of the forward pass
         for branch, down in self.blocks:
             self.units += branch if down is None else [down, *branch]
 
     @property
     def fits(self) -> bool:
-        """Whether the kernels can take it."""
+        """Whether the kernels can compute this network."""
         norms = [unit.norm for unit in self.units]
         usual = all(n.track_running_stats and n.momentum is not None and n.weight.dtype == torch.float32 for n in norms)
         return usual and all(n.num_features % WIDE == 0 for n in norms)
@@ -60,8 +60,9 @@ class FusedResNet:
     def __call__(self, x: Tensor) -> Tensor:
         """(B, 3, H, W), normalized -> the output of the last stage."""
         assert self.stem is None or not x.requires_grad, "images get no gradient"
-        if self.before is not None:
-            x = self.before(x)
+        if self.pooled_stem is not None:
+            conv, norm, maxpool = self.pooled_stem
+            x = maxpool(F.relu(norm(conv(x)), inplace=True))
         if not torch.is_grad_enabled():
             return self.forward(x, None)
         parameters = [p for unit in self.units for p in (unit.conv.weight, unit.norm.weight, unit.norm.bias)]
@@ -69,12 +70,12 @@ class FusedResNet:
         return y
 
     def forward(self, x: Tensor, tape: list[Passed] | None) -> Tensor:
-        """The output of the last unit; what each has passed goes onto the tape, if there is one."""
+        """The output of the last unit. Each unit adds to the tape, if there is one, what its backward pass needs."""
         kind = x.device.type
         dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
         exact = [unit.conv.weight.detach() for unit in self.units]
         weights = [torch.empty_like(w, dtype=dtype) for w in exact]
-        torch._foreach_copy_(weights, exact)  # all in one launch, where their precision allows it
+        torch._foreach_copy_(weights, exact)  # one launch for all, where their precision allows it
         x = x.to(dtype)
         if self.stem is not None:
             x, weights[0] = padded(x), padded(weights[0])
@@ -134,7 +135,7 @@ class FusedResNet:
 
 
 class _Stages(torch.autograd.Function):
-    """What autograd is told of a `FusedResNet`: parameters are weight, gain and bias of its units."""
+    """A `FusedResNet` for autograd; its parameters are weight, gain and bias of each unit."""
 
     @staticmethod
     def forward(ctx: Any, network: FusedResNet, x: Tensor, *parameters: Tensor) -> Tensor:
@@ -149,7 +150,7 @@ class _Stages(torch.autograd.Function):
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         saved, size = ctx.saved_tensors, len(Passed._fields)
         tape = [Passed(*saved[i : i + size]) for i in range(0, len(saved), size)]
-        of_x, found, of_norms = ctx.network.backward(tape, g)
-        of_weights = [torch.empty_like(w, dtype=ctx.dtype) for w in found]
-        torch._foreach_copy_(of_weights, found)
+        of_x, reduced, of_norms = ctx.network.backward(tape, g)
+        of_weights = [torch.empty_like(w, dtype=ctx.dtype) for w in reduced]
+        torch._foreach_copy_(of_weights, reduced)
         return None, of_x, *(g for w, (gain, bias) in zip(of_weights, of_norms, strict=True) for g in (w, gain, bias))

@@ -1,8 +1,8 @@
-"""Batch norm with shortcut and ReLU as Triton kernels: imported only on a machine with a GPU. Used by `fused`.
+"""Batch norm with shortcut and ReLU as Triton kernels, for `fused`. Imported only on a machine with a GPU.
 
-Everything is rows of channels: (B, C, H, W) in channels-last order is (M, C) in memory, M = B * H * W. Each kernel goes over
-memory once. Those that sum go from the end to the start, those that write from the start to the end: what was touched last
-is still cached.
+All tensors are rows of channels: (B, C, H, W) in channels-last order is (M, C) in memory, M = B * H * W. Each kernel passes
+over memory once. Kernels that sum go from the end to the start, kernels that write from the start to the end: what the
+one before touched last is still cached.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from torch import Tensor, nn
 
 WIDE = 64  # channels of a tile: a whole cache line of bfloat16, and the fewest a ResNet has
 TALL = 32  # rows of a tile
-# Ours, the fastest of a dozen on an H200: where a program goes over many tiles it asks for the next ones ahead, and two
-# programs for each multiprocessor then do as well as more, and leave fewer sums to be gathered.
+# Ours, the fastest of a dozen settings on an H200. A program that goes over many tiles loads the next ones ahead. Two
+# programs for each multiprocessor are then as fast as more of them, and leave fewer sums to gather.
 AHEAD = 5
 SUMMING = 264
 
-# Triton compiles the signatures too: their arguments cannot carry type hints. What it is to know when it compiles is in
-# capitals; such a condition needs an `if` of its own.
+# Triton compiles the signatures too, so that arguments cannot carry type hints. What it must know when it compiles is in
+# capitals; a condition on such a name needs an `if` of its own.
 
 
 @triton.jit  # type: ignore[untyped-decorator, unused-ignore]
 def _tile(first, rows, C: tl.constexpr, WIDE: tl.constexpr, TALL: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Where the rows from `first` on are, for this program's channels, and which of them exist."""
+    """Offsets of the rows from `first` on, in this program's channels, and which of the rows exist."""
     i, j = tl.arange(0, TALL)[:, None], tl.arange(0, WIDE)[None, :]
     start = tl.cast(first, tl.int64) * C + tl.program_id(1) * WIDE
     return start + i * C + j, (first + i >= 0) & (first + i < rows)
@@ -53,7 +53,7 @@ def _affine(stats_ptr, gain_ptr, bias_ptr, C: tl.constexpr, WIDE: tl.constexpr):
 def _gathered(  # type: ignore[no-untyped-def]
     first, second, parts_ptr, tickets_ptr, C: tl.constexpr, WIDE: tl.constexpr
 ):
-    """Two sums (channels,) over all programs, for the one that comes last; it adds them in order, so they repeat."""
+    """Two sums (channels,) over all programs, for the program that ends last. It adds in order, so that sums repeat."""
     channel = tl.program_id(1) * WIDE + tl.arange(0, WIDE)
     own, parts = parts_ptr + tl.program_id(0) * 2 * C + channel, tl.num_programs(0)
     tl.store(own, first)
@@ -65,9 +65,9 @@ def _gathered(  # type: ignore[no-untyped-def]
         first, second = tl.zeros_like(first), tl.zeros_like(second)
         for start in range(0, parts, 128):
             part = (start + tl.arange(0, 128))[:, None]
-            place = parts_ptr + part * 2 * C + channel[None, :]
-            first += tl.sum(tl.load(place, mask=part < parts, other=0.0), 0)
-            second += tl.sum(tl.load(place + C, mask=part < parts, other=0.0), 0)
+            offsets = parts_ptr + part * 2 * C + channel[None, :]
+            first += tl.sum(tl.load(offsets, mask=part < parts, other=0.0), 0)
+            second += tl.sum(tl.load(offsets + C, mask=part < parts, other=0.0), 0)
     return is_last, first, second
 
 
@@ -78,12 +78,12 @@ def _statistics(  # type: ignore[no-untyped-def]
 ):  # fmt: skip
     channel = tl.program_id(1) * WIDE + tl.arange(0, WIDE)
     before = tl.load(running_mean_ptr + channel)
-    center = tl.where(tl.abs(before) < 1e30, before, 0.0)  # sums around it do not cancel where a mean is far from zero
+    center = tl.where(tl.abs(before) < 1e30, before, 0.0)  # sums around it keep their digits where the mean is large
     total = tl.zeros((TALL, WIDE), tl.float32)
     squares = tl.zeros((TALL, WIDE), tl.float32)
     for tile in tl.range(tl.program_id(0), tl.cdiv(rows, TALL), tl.num_programs(0), num_stages=AHEAD):
-        place, exists = _tile(rows - (tile + 1) * TALL, rows, C, WIDE, TALL)
-        x = tl.load(x_ptr + place, mask=exists, other=0.0).to(tl.float32)
+        offsets, exists = _tile(rows - (tile + 1) * TALL, rows, C, WIDE, TALL)
+        x = tl.load(x_ptr + offsets, mask=exists, other=0.0).to(tl.float32)
         x = tl.where(exists, x - center[None, :], 0.0)
         total += x
         squares += x * x
@@ -107,13 +107,13 @@ def _normalize(  # type: ignore[no-untyped-def]
     C: tl.constexpr, WIDE: tl.constexpr, TALL: tl.constexpr, ADDS: tl.constexpr, RELU: tl.constexpr,
 ):  # fmt: skip
     _, _, scale, shift = _affine(stats_ptr, gain_ptr, bias_ptr, C, WIDE)
-    place, exists = _tile(tl.program_id(0) * TALL, rows, C, WIDE, TALL)
-    y = tl.load(x_ptr + place, mask=exists).to(tl.float32) * scale[None, :] + shift[None, :]
+    offsets, exists = _tile(tl.program_id(0) * TALL, rows, C, WIDE, TALL)
+    y = tl.load(x_ptr + offsets, mask=exists).to(tl.float32) * scale[None, :] + shift[None, :]
     if ADDS:
-        y += tl.load(shortcut_ptr + place, mask=exists).to(tl.float32)
+        y += tl.load(shortcut_ptr + offsets, mask=exists).to(tl.float32)
     if RELU:
         y = tl.where(y < 0, 0.0, y)  # unlike a maximum, it keeps NaN
-    tl.store(y_ptr + place, y, mask=exists)
+    tl.store(y_ptr + offsets, y, mask=exists)
 
 
 @triton.jit  # type: ignore[untyped-decorator, unused-ignore]
@@ -126,14 +126,14 @@ def _gradient_sums(  # type: ignore[no-untyped-def]
     total = tl.zeros((TALL, WIDE), tl.float32)
     along = tl.zeros((TALL, WIDE), tl.float32)
     for tile in tl.range(tl.program_id(0), tl.cdiv(rows, TALL), tl.num_programs(0), num_stages=AHEAD):
-        place, exists = _tile(rows - (tile + 1) * TALL, rows, C, WIDE, TALL)
-        g = tl.load(g_ptr + place, mask=exists, other=0.0).to(tl.float32)
-        x = tl.load(x_ptr + place, mask=exists, other=0.0).to(tl.float32)
+        offsets, exists = _tile(rows - (tile + 1) * TALL, rows, C, WIDE, TALL)
+        g = tl.load(g_ptr + offsets, mask=exists, other=0.0).to(tl.float32)
+        x = tl.load(x_ptr + offsets, mask=exists, other=0.0).to(tl.float32)
         if MORE:
-            g += tl.load(more_ptr + place, mask=exists, other=0.0).to(tl.float32)
+            g += tl.load(more_ptr + offsets, mask=exists, other=0.0).to(tl.float32)
         if KEEPS:
-            g = tl.where(tl.load(y_ptr + place, mask=exists, other=0.0) > 0, g, 0.0)
-            tl.store(kept_ptr + place, g, mask=exists)
+            g = tl.where(tl.load(y_ptr + offsets, mask=exists, other=0.0) > 0, g, 0.0)
+            tl.store(kept_ptr + offsets, g, mask=exists)
         elif RELU:
             g = tl.where(x * scale[None, :] + shift[None, :] > 0, g, 0.0)
         total += g
@@ -152,24 +152,24 @@ def _gradient(  # type: ignore[no-untyped-def]
 ):  # fmt: skip
     mean, rstd, scale, shift = _affine(stats_ptr, gain_ptr, bias_ptr, C, WIDE)
     gain_grad, bias_grad = _channels(grads_ptr, C, WIDE)
-    place, exists = _tile(tl.program_id(0) * TALL, rows, C, WIDE, TALL)
-    g = tl.load(g_ptr + place, mask=exists).to(tl.float32)
-    x = tl.load(x_ptr + place, mask=exists).to(tl.float32)
+    offsets, exists = _tile(tl.program_id(0) * TALL, rows, C, WIDE, TALL)
+    g = tl.load(g_ptr + offsets, mask=exists).to(tl.float32)
+    x = tl.load(x_ptr + offsets, mask=exists).to(tl.float32)
     if RELU:
         g = tl.where(x * scale[None, :] + shift[None, :] > 0, g, 0.0)
     slope = gain_grad * rstd / rows
     out = scale[None, :] * (g - (bias_grad / rows)[None, :] - (x - mean[None, :]) * slope[None, :])
-    tl.store(out_ptr + place, out, mask=exists)
+    tl.store(out_ptr + offsets, out, mask=exists)
 
 
 @functools.cache
 def _tickets(device: torch.device, tiles: int, stream: int) -> Tensor:
-    """Zeros that every use leaves as zeros. Streams have their own: on two of them kernels could run at once."""
+    """Zeros, which every use leaves as zeros. Each stream has its own: kernels on two streams could run at once."""
     return torch.zeros(tiles, dtype=torch.int32, device=device)
 
 
 def _ahead(x: Tensor) -> int:
-    """How far to ask ahead: so that what has come also fits into the shared memory of smaller GPUs."""
+    """How many tiles to load ahead, such that they also fit into the shared memory of smaller GPUs."""
     return AHEAD if x.element_size() == 2 else 3
 
 
@@ -190,7 +190,7 @@ def _summing(x: Tensor) -> tuple[tuple[int, int], Tensor, Tensor]:
 
 
 def statistics(x: Tensor, norm: nn.BatchNorm2d) -> Tensor:
-    """(2, C): mean and reciprocal deviation of each channel. Running statistics follow, as in training."""
+    """(2, C): mean and reciprocal deviation of each channel. It also updates the norm's running statistics."""
     rows, channels = _sizes(x)
     assert rows > 1, "one row has no variance"
     grid, parts, tickets = _summing(x)
@@ -221,8 +221,8 @@ def gradient_sums(
 
     Args:
         grads: one gradient of y, or with `keep` two, which are added.
-        keep: write what passes the ReLU (y > 0), and return that; else the gradient is returned as it is, and `gradient`
-            has to ask the ReLU again.
+        keep: return the gradient that passes the ReLU (y > 0); else it is returned as it came, and `gradient` has to apply
+            the ReLU.
     """
     rows, channels = _sizes(x)
     assert keep or len(grads) == 1
@@ -240,7 +240,7 @@ def gradient_sums(
 def gradient(
     g: Tensor, x: Tensor, stats: Tensor, gain: Tensor, bias: Tensor, of_parameters: Tensor, *, relu: bool
 ) -> Tensor:
-    """The gradient of x, from that of the norm's output (of what its ReLU made of it, with `relu`)."""
+    """The gradient of x from that of the norm's output, or with `relu` from that of the ReLU's output."""
     rows, channels = _sizes(x)
     out = torch.empty_like(x)
     _gradient[(triton.cdiv(rows, TALL), channels // WIDE)](

@@ -27,7 +27,7 @@ RUN_FILE = "encoder.safetensors"  # what a finished run leaves
 class PretrainedEncoder:
     """A network with its weights, in evaluation mode, and what it expects of an image."""
 
-    name: str  # of the network; the weights are told apart by `fingerprint`
+    name: str  # of the network; `fingerprint` tells its weights apart
     net: Encoder
     image_size: int
     mean: tuple[float, ...]  # per channel, or one for all, of pixels in [0, 1]
@@ -41,7 +41,7 @@ def open_encoder(word: str, image_size: int | None = None) -> PretrainedEncoder:
     Args:
         word: "efficientnet_lite0" (its weights are installed), the path of a run folder or of its encoder.safetensors,
             or "timm:NAME".
-        image_size: side of the images in pixels; None: what the network is usually given.
+        image_size: side of the images in pixels; None: the usual one of the network.
     """
     if word.startswith(PREFIX):
         timm_net = timm_encoder(word.removeprefix(PREFIX), image_size=image_size)
@@ -54,14 +54,15 @@ def open_encoder(word: str, image_size: int | None = None) -> PretrainedEncoder:
 
 def _installed(name: str, image_size: int | None) -> PretrainedEncoder:
     others = f"the folder of a finished run (it has {RUN_FILE}) or {PREFIX}NAME"
-    able = [known for known in ENCODERS.names() if ENCODERS[known].load_installed is not None]
+    installed = [known for known in ENCODERS.names() if ENCODERS[known].load_installed is not None]
     if name not in ENCODERS:
-        hint = did_you_mean(name, able)
-        raise ConfigError(f"unknown encoder {name!r}.{hint} Allowed: {', '.join(able)}, {others}.")
+        hint = did_you_mean(name, installed)
+        raise ConfigError(f"unknown encoder {name!r}.{hint} Allowed: {', '.join(installed)}, {others}.")
     entry = ENCODERS[name]
     if entry.load_installed is None:
         raise ConfigError(
-            f"encoder {name!r} would start at random: no weights for it are installed. Use {', '.join(able)}, {others}."
+            f"encoder {name!r} would start at random: no weights for it are installed. "
+            f"Use {', '.join(installed)}, {others}."
         )
     size = image_size or entry.image_size
     net = entry.build(3, size)
@@ -97,8 +98,8 @@ def _config_beside(path: Path) -> dict[str, Any]:
         return config if isinstance(config, dict) else {}
     except (OSError, ValueError):
         warnings.warn(
-            f"there is no readable config.json beside {path}: its images are normalized as is usual for its encoder, "
-            f"which may not be how it was trained.",
+            f"there is no readable config.json beside {path}, so images are normalized as usual for its encoder. "
+            f"This may not be how it was trained.",
             stacklevel=4,
         )
         return {}

@@ -6,13 +6,14 @@ Names inside a stage are torchvision's (`layer1.0.conv1`, `layer2.0.downsample.0
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from opencon.encoders.base import Encoder, require_color
+from opencon.encoders.folding import FoldedResNet
+from opencon.encoders.units import BlockUnits, ResidualUnits, Unit
 from opencon.errors import require
 from opencon.runtime import has_triton
 
@@ -23,13 +24,6 @@ LAYERS = ("layer1", "layer2", "layer3", "layer4")
 def conv(before: int, after: int, kernel: int, stride: int = 1) -> nn.Conv2d:
     """A convolution that keeps the size (but for the stride), without bias since a batch norm follows."""
     return nn.Conv2d(before, after, kernel, stride=stride, padding=kernel // 2, bias=False)
-
-
-class Unit(NamedTuple):
-    """A convolution and the batch norm behind it."""
-
-    conv: nn.Conv2d
-    norm: nn.BatchNorm2d
 
 
 class Block(nn.Module):
@@ -48,11 +42,12 @@ class Block(nn.Module):
         """What is added to the shortcut."""
         raise NotImplementedError
 
-    def units(self) -> tuple[list[Unit], Unit | None]:
-        """Those of the branch, and the one in the shortcut."""
+    def units(self) -> BlockUnits:
+        """Its convolutions, each with its batch norm."""
         numbers = [i for i in (1, 2, 3) if hasattr(self, f"conv{i}")]
         branch = [Unit(getattr(self, f"conv{i}"), getattr(self, f"bn{i}")) for i in numbers]
-        return branch, None if self.downsample is None else Unit(*self.downsample.children())  # type: ignore[arg-type]
+        shortcut = None if self.downsample is None else Unit(*self.downsample.children())  # type: ignore[arg-type]
+        return BlockUnits(branch, shortcut)
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, channels, H, W) -> (B, width * expansion, H / stride, W / stride)."""
@@ -133,19 +128,23 @@ class ResNet(Encoder):
         """Average over the image."""
         return x.mean(dim=(2, 3))  # (B, F)
 
+    def units(self, num_stages: int) -> ResidualUnits:
+        """The convolutions of the first stages, each with its batch norm."""
+        stem = Unit(self.stem.conv1, self.stem.bn1)  # type: ignore[arg-type]
+        blocks = [block.units() for name in self.stages[1:num_stages] for block in getattr(self, name)]
+        return ResidualUnits(stem, getattr(self.stem, "maxpool", None), blocks)
+
     def fold(self, dtype: torch.dtype) -> None:
         """Fold frozen batch norms into their convolutions, where they use running statistics."""
-        from opencon.encoders.folding import FoldedResNet
-
         if self.frozen_norm != "batch" and self.num_frozen:
-            self.folded = FoldedResNet(self, self.num_frozen, dtype)
+            self.folded = FoldedResNet(self.units(self.num_frozen), dtype)
 
     def fuse(self) -> None:
-        """Batch norms with their shortcuts and ReLUs as kernels, where everything learns: a part gains nothing."""
+        """Compute batch norm, shortcut and ReLU in one kernel, where everything learns: in a part it gains nothing."""
         if has_triton() and not self.num_frozen:
-            from opencon.encoders.fused import FusedResNet
+            from opencon.encoders.fused import FusedResNet  # needs Triton
 
-            fused = FusedResNet(self)
+            fused = FusedResNet(self.units(len(self.stages)))
             self.fused = fused if fused.fits else None
 
 

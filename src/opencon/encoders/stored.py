@@ -1,4 +1,4 @@
-"""An encoder whose weights are kept beside a model: by what it is known again, and how it is built from its file."""
+"""An encoder whose weights are kept beside a model: the facts that identify it, and how it is built from its file."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from opencon.errors import DataError
 
 @dataclass(frozen=True, kw_only=True)
 class EncoderFacts:
-    """All that is to know of an encoder besides its weights, and the fingerprint of these."""
+    """All facts about an encoder, and the fingerprint of its weights."""
 
     name: str
     in_channels: int
@@ -28,7 +28,7 @@ class EncoderFacts:
 
     @classmethod
     def of(cls, encoder: PretrainedEncoder) -> EncoderFacts:
-        """Those of an open encoder."""
+        """The facts about an open encoder."""
         return cls(
             name=encoder.name,
             in_channels=encoder.net.in_channels,
@@ -39,13 +39,13 @@ class EncoderFacts:
         )
 
     def changes(self, other: EncoderFacts) -> list[str]:
-        """In what two encoders differ, in words."""
+        """What differs between two encoders, in words."""
         mine, theirs = asdict(self), asdict(other)
         return ["weights" if key == "fingerprint" else key for key in mine if mine[key] != theirs[key]]
 
 
 def stored_encoder(path: Path, facts: EncoderFacts) -> PretrainedEncoder:
-    """The encoder of these facts with the weights of a safetensors file; needs no package that brings weights."""
+    """The encoder that the facts describe, with the weights of a safetensors file. No package with weights is needed."""
     try:
         net: Encoder
         if facts.name.startswith(PREFIX):

@@ -24,7 +24,7 @@ class TimmEncoder(Encoder):
         self.body = body
         self.in_channels, self.image_size = int(data["input_size"][0]), int(data["input_size"][-1])
         self.mean, self.std = tuple(map(float, data["mean"])), tuple(map(float, data["std"]))
-        # Asked of the network itself: which attribute of it has the width depends on the kind and on timm's version.
+        # We try it out: which attribute holds the width depends on the kind of network and on timm's version.
         was_training = body.training
         body.eval()
         with torch.no_grad():
@@ -38,16 +38,16 @@ class TimmEncoder(Encoder):
         self.num_features = int(shape[1])
 
     def pool(self, x: Tensor) -> Tensor:
-        """Nothing: the body has pooled."""
+        """The body has pooled already."""
         return x  # (B, F)
 
 
 def timm_encoder(name: str, *, image_size: int | None = None, pretrained: bool = True) -> TimmEncoder:
-    """The network that timm has under this name, without `timm:`; mean, std and image size are its own.
+    """The network that timm has under this name. Mean, std and image size are its own.
 
     Args:
-        name: such as "vit_small_patch14_dinov2"; timm fetches the weights and keeps them.
-        image_size: a side other than the network's own, where it can be built for one.
+        name: without `timm:`, such as "vit_small_patch14_dinov2"; timm fetches the weights and keeps them.
+        image_size: another side than the network's own, where it can be built for one.
         pretrained: False starts it at random, without a download.
     """
     timm = _timm(name)
@@ -57,14 +57,14 @@ def timm_encoder(name: str, *, image_size: int | None = None, pretrained: bool =
             body = timm.create_model(name, pretrained=pretrained, num_classes=0, **size)
         except TypeError:  # a convolutional network takes any size, and no such argument
             body = timm.create_model(name, pretrained=pretrained, num_classes=0)
-    except Exception as err:  # of timm, of the hub's client, of the network in between
+    except Exception as err:  # timm, the hub's client and the connection fail in many ways
         known = timm.list_models()
         if ":" not in name and name.partition(".")[0] not in known:
             raise ConfigError(
                 f"timm has no network {name!r}.{did_you_mean(name, known)} `timm.list_models()` names all {len(known)}."
             ) from err
         raise ConfigError(
-            f"timm cannot give the network {name!r} ({type(err).__name__}: {_first_line(err)}). Its weights are fetched "
+            f"timm cannot load the network {name!r} ({type(err).__name__}: {_first_line(err)}). Its weights are fetched "
             f"once, which needs a connection; encoder 'efficientnet_lite0' needs none."
         ) from err
     data = dict(timm.data.resolve_model_data_config(body))

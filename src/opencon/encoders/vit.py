@@ -106,7 +106,7 @@ class TransformerBlock(nn.Module):
 
 
 class VisionTransformer(Encoder):
-    """Stages "embed", "block0", ..., "norm"; `train_from = "last_block"` is the last block and the norm after it."""
+    """Stages "embed", "block0", ..., "norm"; with `train_from = "last_block"` the last block and the norm learn."""
 
     channels_last = False
 

@@ -25,7 +25,7 @@ from opencon.errors import ConfigError, DataError
 TORCH_SUFFIXES = (".pt", ".pth", ".pth.tar", ".ckpt")
 SUFFIXES = (".safetensors", *TORCH_SUFFIXES)
 
-# Other people's names to ours, tried on a name that is not ours as it stands.
+# Other people's names to ours, for a name that the module does not have.
 RENAMES = (
     (re.compile(r"^(conv1|bn1)\."), r"stem.\1."),  # ResNet: torchvision, timm, and the published SimCLR networks
     (re.compile(r"\.shortcut\."), ".downsample."),  # ResNet: the published SimCLR networks for CIFAR
@@ -34,17 +34,17 @@ RENAMES = (
     (re.compile(r"^blocks\.(\d+)\."), r"block\1."),
 )
 
-# When a file holds the same network twice, the earlier of these in its prefix wins: what is trained here (not its
+# Where a file holds the same network twice, the prefix with the earlier of these wins: what is trained here (not its
 # momentum copy), DINO's teacher (the network its authors evaluate), MoCo's query encoder.
 PREFERRED = (re.compile(r"(^|\.)embedder\."), re.compile(r"(^|\.)teacher\."), re.compile(r"(^|\.)encoder_q\."))
 
 
 @dataclass(frozen=True)
 class LoadReport:
-    """What of a file went into a module. `unexpected` has the file's names, the others the module's."""
+    """What was loaded from a file into a module. `unexpected` holds names of the file, the others names of the module."""
 
     path: str
-    prefix: str  # the part of the file that was read: names that start so
+    prefix: str  # only names of the file that start with it were read
     loaded: tuple[str, ...]
     missing: tuple[str, ...]  # not in the file, left as they were
     unexpected: tuple[str, ...]  # in the file, not used
@@ -66,25 +66,25 @@ class LoadReport:
 
 
 def load_weights(module: nn.Module, path: str | Path) -> LoadReport:
-    """Copy the tensors of a file into `module` and say what fitted.
+    """Copy the tensors of a file into `module` and report what fitted.
 
     The file may hold our own names, torchvision's, timm's, DINO's or those of the published SimCLR networks, behind any
-    prefix (`module.`, `teacher.backbone.`, `embedder.encoder.`, ...): the one under which most names fit is taken.
+    prefix (`module.`, `teacher.backbone.`, `embedder.encoder.`, ...). The prefix under which most names fit is taken.
     Values are cast to the module's type. A file that lacks a weight of two or more dimensions, or more than half of
-    the tensors, is refused, and the module is then unchanged.
+    the tensors, is refused, and the module stays as it was.
     """
     path = Path(path).expanduser()
-    found = read_tensors(path)
+    tensors = read_tensors(path)
     # The counter of batches is bookkeeping that many files leave out; no computation here reads it.
     wanted = {name: t for name, t in module.state_dict().items() if not name.endswith("num_batches_tracked")}
-    prefix = _best_prefix(found, wanted)
-    ours = {_our_name(name[len(prefix) :], wanted): name for name in found if name.startswith(prefix)}
+    prefix = _best_prefix(tensors, wanted)
+    ours = {_our_name(name[len(prefix) :], wanted): name for name in tensors if name.startswith(prefix)}
 
     ready: dict[str, Tensor] = {}
     resized: list[str] = []
     wrong_shape: list[tuple[str, tuple[int, ...], tuple[int, ...]]] = []
     for name in (name for name in wanted if name in ours):
-        tensor, target = found[ours[name]], wanted[name]
+        tensor, target = tensors[ours[name]], wanted[name]
         if _is_other_grid(name, tensor, target):
             old, new = (math.isqrt(t.shape[1] - 1) for t in (tensor, target))
             tensor = resize_positions(tensor, (new, new))
@@ -99,7 +99,7 @@ def load_weights(module: nn.Module, path: str | Path) -> LoadReport:
         prefix=prefix,
         loaded=tuple(name for name in wanted if name in ready),
         missing=tuple(name for name in wanted if name not in ours),
-        unexpected=tuple(name for name in found if name not in used and not name.endswith("num_batches_tracked")),
+        unexpected=tuple(name for name in tensors if name not in used and not name.endswith("num_batches_tracked")),
         wrong_shape=tuple(wrong_shape),
         resized=tuple(resized),
     )
@@ -125,10 +125,10 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         content = _read_torch(path)
     else:
         raise DataError(f"the weights {path} are in no known format. Allowed: {', '.join(SUFFIXES)}.")
-    found = dict(_flatten(content, ""))
-    if not found:
+    tensors = dict(_flatten(content, ""))
+    if not tensors:
         raise DataError(f"the weights {path} hold no tensor. Give a file with a state dict.")
-    return found
+    return tensors
 
 
 def _read_torch(path: Path) -> Any:
@@ -139,8 +139,8 @@ def _read_torch(path: Path) -> Any:
         if culprit is None:
             raise DataError(f"the weights {path} cannot be read by torch.load. Get the file again.") from err
         raise DataError(
-            f"the weights {path} hold more than tensors ({culprit[1]}), and reading it could run code, so opencon does "
-            f"not. If you trust the file, save its state dict alone, for example with "
+            f"the weights {path} hold more than tensors ({culprit[1]}). Reading such a file could run code, so opencon "
+            f"does not. If you trust the file, save its state dict alone, for example with "
             f"torch.save(torch.load(path, weights_only=False)['state_dict'], new_path)."
         ) from err
     except Exception as err:  # a damaged file fails in any of a dozen ways: zip, pickle, end of file, ...
@@ -163,10 +163,10 @@ def _our_name(name: str, wanted: Mapping[str, Tensor]) -> str:
     return name
 
 
-def _best_prefix(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> str:
-    """The prefix under which most names of the file are names of the module; a matching shape counts once more."""
+def _best_prefix(tensors: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> str:
+    """The prefix under which most names of the file are names of the module. A name whose shape fits counts twice."""
     votes: Counter[str] = Counter()
-    for name, tensor in found.items():
+    for name, tensor in tensors.items():
         for start in [0, *(dot.end() for dot in re.finditer(r"\.", name))]:
             ours = _our_name(name[start:], wanted)
             if ours in wanted:
@@ -180,7 +180,7 @@ def _best_prefix(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> s
 
 
 def _is_other_grid(name: str, tensor: Tensor, target: Tensor) -> bool:
-    """Whether both are position embeddings of a class token and a square grid, of one width and two sizes."""
+    """Whether both are position embeddings of a class token and a square grid, with the same width and another grid."""
     if not name.endswith("pos_embed") or tensor.ndim != 3 or tensor.shape[1] == target.shape[1]:
         return False
     patches = tensor.shape[1] - 1

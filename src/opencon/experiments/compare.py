@@ -28,10 +28,10 @@ else:
 SCORES = ("all", "novel", "seen")
 FORMATS = ("table", "markdown", "csv", "latex", "json")
 SUFFIXES = {".md": "markdown", ".csv": "csv", ".tex": "latex", ".json": "json"}
-# What may differ between two runs of one experiment, and what only says where its files lie or how it was watched.
+# Runs of one experiment may differ in the seed, and in settings that only say where files are or how a run was watched.
 SEED = "train.seed"
-PLACES = {"data.root", "train.save_seconds", "train.log_every", "eval.every"}
-WEIGHTS = "encoder.weights"  # a place, too, but whether there are any is not
+INCIDENTAL = {"data.root", "train.save_seconds", "train.log_every", "eval.every"}
+WEIGHTS = "encoder.weights"  # another path to weights is the same experiment; no weights is another one
 
 
 @dataclass(frozen=True)
@@ -41,14 +41,14 @@ class Run:
     path: Path
     config: RunConfig
     result: Mapping[str, Any]
-    seconds_per_epoch: float | None  # median, without the first two epochs, which compile
+    seconds_per_epoch: float | None  # median without the first two epochs, in which kernels are compiled
 
     @property
     def experiment(self) -> dict[str, Any]:
-        """Its settings, flat, without its seed and its places."""
+        """Its settings, flat, without the seed and what is incidental."""
         flat = {key: value for section in to_dict(self.config).items() for key, value in _flat(*section)}
         flat[WEIGHTS] = "none" if flat[WEIGHTS] is None else "given"
-        return {key: value for key, value in flat.items() if key != SEED and key not in PLACES}
+        return {key: value for key, value in flat.items() if key != SEED and key not in INCIDENTAL}
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Row:
     published: tuple[float, float, float] | None  # all, novel, seen in percent
 
     def score(self, key: str) -> tuple[float | None, float | None]:
-        """Mean and standard deviation over the runs (None for a single one), in percent; None where there is no image."""
+        """Mean and standard deviation over the runs, in percent; no deviation for one run, None for both without images."""
         if any(run.result[key] is None for run in self.runs):
             return None, None
         values = [100 * float(run.result[key]) for run in self.runs]
@@ -68,7 +68,7 @@ class Row:
 
     @property
     def epochs(self) -> int:
-        """How long each was trained."""
+        """Epochs that each run was trained for."""
         return self.runs[0].config.train.epochs
 
     @property
@@ -101,9 +101,9 @@ class Section:
 
 
 def compare_runs(paths: Iterable[Path], say: Callable[[str], None] = lambda text: None) -> list[Section]:
-    """Finished runs, grouped: first by what can be compared at all, then by experiment.
+    """Finished runs in groups: first by what can be compared at all, then by experiment.
 
-    A run that is named must fit; one that was only found in a folder and does not is left out, and said so.
+    A run that is named must fit. One that was only listed in a folder is left out if it does not fit, and `say` is told.
     """
     runs: dict[tuple[str, str, int], Run] = {}
     for path, is_named in find_runs(paths).items():
@@ -112,8 +112,8 @@ def compare_runs(paths: Iterable[Path], say: Callable[[str], None] = lambda text
             twin = runs.setdefault((_title(run), _experiment(run), run.config.train.seed), run)
             if twin is not run:
                 raise ConfigError(
-                    f"{path} is the same experiment as {twin.path}, with the same seed {run.config.train.seed}: one of "
-                    f"them counts."
+                    f"{path} is the same experiment as {twin.path}, with the same seed {run.config.train.seed}. Leave out "
+                    f"one of them."
                 )
         except OpenConError as err:
             if is_named:
@@ -124,20 +124,20 @@ def compare_runs(paths: Iterable[Path], say: Callable[[str], None] = lambda text
     groups: dict[str, list[Run]] = {}
     for run in runs.values():
         groups.setdefault(_title(run), []).append(run)
-    return [Section(title, _rows(found)) for title, found in groups.items()]
+    return [Section(title, _rows(group)) for title, group in groups.items()]
 
 
 def find_runs(paths: Iterable[Path]) -> dict[Path, bool]:
-    """Run folders, and whether they were named; a folder that is none stands for the runs directly inside it."""
-    found: dict[Path, bool] = {}
+    """Run folders, and whether each was named. A folder that is not a run stands for the runs directly inside it."""
+    folders: dict[Path, bool] = {}
     for path in paths:
         is_run = (path / "config.json").is_file()
         inside = [path] if is_run else sorted(p.parent for p in path.glob("*/config.json"))
         if not inside:
-            raise RunError(f"{path} is not a run, and there is none in it. Give folders that `opencon train` has made.")
-        known = {p.resolve() for p in found}
-        found |= {p: is_run for p in inside if p.resolve() not in known}
-    return found
+            raise RunError(f"{path} is not a run, and no run is in it. Give folders that `opencon train` has made.")
+        known = {p.resolve() for p in folders}
+        folders |= {p: is_run for p in inside if p.resolve() not in known}
+    return folders
 
 
 def read_run(path: Path) -> Run:
@@ -149,10 +149,12 @@ def read_run(path: Path) -> Run:
     try:
         config = run_config(settings)
     except ConfigError as err:
-        raise RunError(f"{path / 'config.json'} is not that of a run: {err}") from err
+        raise RunError(f"{path / 'config.json'} is not the configuration of a run: {err}") from err
     result = folder.read_json("result.json")
     if "all" not in result:
-        raise ConfigError(f"{path}: {config.method.name} pre-trains without labels and has no accuracy to compare.")
+        raise ConfigError(
+            f"{path}: {config.method.name} pre-trains without labels, so there is no accuracy to compare."
+        )
     steady = [record["seconds"] for record in folder.read_metrics()][2:]
     return Run(path, config, result, statistics.median(steady) if steady else None)
 
@@ -178,7 +180,7 @@ def _title(run: Run) -> str:
     config, result = run.config, run.result
     name = config.data.name
     title = DATASETS[name].info.title if name in DATASETS else name
-    title += f" {config.data.root}" if name in ("folder", "list") else ""  # each is another data set
+    title += f" {config.data.root}" if name in ("folder", "list") else ""  # every folder is another data set
     images = {"unlabeled": "unlabeled training images", "test": "held-out test images"}[str(result["on"])]
     told = f", {config.split.num_classes} to look for" if _is_told_otherwise(config) else ""
     seed = f", split seed {config.split.seed}" if config.split.seed else ""
@@ -214,7 +216,7 @@ def _rows(runs: Sequence[Run]) -> tuple[Row, ...]:
 
 
 def _labels(name: str, experiments: Sequence[Sequence[Run]]) -> list[str]:
-    """The method's title; where several experiments share it, with the settings in which they differ."""
+    """The method's title. Where several experiments share it, the settings in which they differ follow."""
     settings = [runs[0].experiment for runs in experiments]
     keys = sorted(set().union(*settings))
     differ = [key for key in keys if len({json.dumps(s.get(key), default=list) for s in settings}) > 1]
@@ -223,7 +225,7 @@ def _labels(name: str, experiments: Sequence[Sequence[Run]]) -> list[str]:
 
 
 def _published(run: Run) -> tuple[float, float, float] | None:
-    """What the paper prints for this method on this data set, if it was measured the same way."""
+    """The paper's numbers for this method on this data set, if it was measured the same way."""
     if run.result["on"] != "unlabeled" or _is_told_otherwise(run.config):
         return None
     for name, numbers in published_numbers().items():

@@ -1,4 +1,4 @@
-"""The demonstration: handwritten digits, five named and five not."""
+"""The demonstration: handwritten digits, of which five classes are named and five are not."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ from PIL import Image
 from opencon.cluster.naming import cluster_and_name
 from opencon.cluster.numbering import order_by_size
 from opencon.errors import MissingExtraError
+from opencon.experiments.evaluate import draw
 from opencon.experiments.recipes import get_recipe
-from opencon.experiments.run import Callbacks, Workbench, draw, open_run, train
+from opencon.experiments.train import Callbacks, train
+from opencon.experiments.workbench import Workbench, open_run
 from opencon.methods import Assignment, FeatureBank
 from opencon.metrics import OpenWorldAccuracy, evaluate
 from opencon.report.html import ReportData, write_report
@@ -25,7 +27,7 @@ from opencon.report.table import PhotoRow, PhotoTable
 
 @dataclass(frozen=True)
 class Group:
-    """One discovered group and what it turned out to be."""
+    """One discovered group, and the true class that most of it belongs to."""
 
     name: str
     size: int
@@ -40,12 +42,12 @@ class Outcome:
     result: dict[str, Any]
     rows: list[tuple[str, dict[str, Any]]]
     groups: list[Group]
-    picture: Path | None  # None: matplotlib is not there to draw it
+    picture: Path | None  # None without matplotlib
     page: Path
 
 
 def run_demo(out: Path, device: torch.device, *, seed: int = 0, callbacks: Callbacks = Callbacks()) -> Outcome:  # noqa: B008
-    """Train on the digits from scratch; compare with k-means on pixels; draw the embedding and write a report."""
+    """Train on the digits from scratch, compare with k-means on pixels, draw the embedding, and write a report."""
     config = get_recipe("digits")
     config = replace(config, train=replace(config.train, seed=seed))
     result = train(config, out, device, callbacks=callbacks)
@@ -106,7 +108,7 @@ def write_page(bench: Workbench, bank: FeatureBank, assignment: Assignment, resu
 
 
 def pixel_kmeans(bench: Workbench) -> dict[str, Any]:
-    """What clustering the raw pixels gives, measured in the same way."""
+    """The record of k-means on the raw pixels, measured in the same way."""
     assert isinstance(bench.images, torch.Tensor)  # digits are never streamed
     pixels = bench.images.flatten(1).float().cpu()
     split, how, rows = bench.split, bench.config.eval, bench.split.unlabeled
@@ -125,7 +127,7 @@ def pixel_kmeans(bench: Workbench) -> dict[str, Any]:
 
 
 def discovered(bench: Workbench, assignment: Assignment) -> list[Group]:
-    """The new groups, largest first, with the class that most of their images belong to."""
+    """The new groups, largest first, each with the class that most of its images belong to."""
     rows, names = bench.split.unlabeled, bench.dataset.train.class_names
     predicted = assignment.classes.cpu()[rows].numpy()
     truth = bench.dataset.train.classes[rows].numpy()

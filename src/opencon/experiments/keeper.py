@@ -1,4 +1,4 @@
-"""What is kept of a run while it trains: a line an epoch, and a checkpoint that is never far behind."""
+"""What is kept of a run while it trains: a line for each epoch, and a checkpoint that is never far behind."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from opencon.training.run_folder import RunFolder
 class Keeper:
     """Writes metrics.jsonl and checkpoint.pt; within its `with` block no other process may train into the folder.
 
-    State is copied in memory at every epoch and written to disk every `train.save_seconds`: leaving the `with` block by an
-    exception (Ctrl-C, a full disk, a loss that is not finite) writes the copy, and a kill -9 falls back on the file.
+    The state is copied in memory at every epoch and written to disk every `train.save_seconds`. An exception in the `with`
+    block (Ctrl-C, a full disk, a loss that is not finite) writes the copy. After a kill -9 there is the last file.
 
     Args:
-        folder: where to.
-        config: of the run; a checkpoint of another one is refused.
-        method, optimizer, scaler: everything that has a state.
+        folder: of the run.
+        config: of the run; a checkpoint with another one is refused.
+        method, optimizer, scaler: all that has a state.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class Keeper:
         self.lock = contextlib.ExitStack()
 
     def resume(self) -> int:
-        """Load the checkpoint if there is one; returns how many epochs are done."""
+        """Load the checkpoint if there is one. Returns the number of finished epochs."""
         done = 0
         if self.folder.checkpoint.exists():
             state = self.folder.load_checkpoint(self.plain_config)
@@ -58,9 +58,9 @@ class Keeper:
         return done
 
     def epoch_done(self, epoch: int, means: dict[str, float], score: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """Score if it is time, write the record of an epoch, remember the state, save it if it is time.
+        """Write the record of an epoch and copy the state; score, and save the copy, when it is time.
 
-        Returns the record; its seconds are those of training alone.
+        Returns the record. Its seconds are those of training alone.
         """
         seconds, last = time.perf_counter() - self.epoch_start, epoch + 1 == self.config.train.epochs
         scores = score() if last or (epoch + 1) % self.config.eval.every == 0 else {}
@@ -80,7 +80,7 @@ class Keeper:
         return record
 
     def save(self) -> None:
-        """Write the remembered state."""
+        """Write the copied state."""
         self.folder.save_checkpoint(self.snapshot)
         self.saved_at = time.perf_counter()
 

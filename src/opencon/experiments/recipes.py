@@ -1,6 +1,6 @@
 """Recipes: a paper's experiment as a function that returns a full RunConfig.
 
-A name is METHOD/DATASET: every method brings a schedule for every kind of images, every data set its classes and encoder.
+A name is METHOD/DATASET. A method brings a schedule for every kind of images, a data set its classes and its encoder.
 The method may be left out when it is OpenCon. The variant is `released` (the settings behind the published numbers) or
 `paper` (the text of the paper where it differs).
 """
@@ -91,7 +91,7 @@ SETTINGS.add(  # GCD, Table 1
 
 
 def photos(name: str) -> DataConfig:
-    """Photos stored with 256 pixels, of which views take 224: the usual sizes for ImageNet."""
+    """Photos stored at 256 pixels, for views of 224: the usual sizes for ImageNet."""
     return DataConfig(name=name, image_size=256)
 
 
@@ -120,7 +120,7 @@ def make_recipe(method: str, name: str, variant: Variant) -> RunConfig:
     build, setting = METHODS[method].build, SETTINGS[name]
     schedule = build.schedule(setting.kind, variant)
     info = DATASETS[setting.data.name].info
-    # Statistics of the frozen part are measured once, where released code takes those of each batch: a third less time.
+    # We measure the statistics of the frozen part once, which takes a third less time; released code takes each batch's own.
     norm: FrozenNorm = "batch" if setting.train_from == "all" else "measured"
     encoder = EncoderConfig(
         name=setting.encoder, train_from=setting.train_from, frozen_norm=norm, mean=info.mean, std=info.std
@@ -141,10 +141,10 @@ def make_recipe(method: str, name: str, variant: Variant) -> RunConfig:
 def get_recipe(name: str, *, variant: str = "released", method: str = "opencon") -> RunConfig:
     """The RunConfig of METHOD/DATASET; `cifar100` is short for `opencon/cifar100`."""
     require(variant in ("released", "paper"), f"--variant {variant!r} must be 'released' or 'paper'.")
-    given, slash, data = name.partition("/")
-    method, data = (given, data) if slash else (method, name)
+    before, slash, after = name.partition("/")
+    method, data = (before, after) if slash else (method, name)
     if not slash and name in METHODS:
-        raise ConfigError(f"{name} is a method. On which data? For example {name}/digits; see `opencon list data`.")
+        raise ConfigError(f"{name} is a method. Add a data set: {name}/digits, for example; see `opencon list data`.")
     if slash and method in SETTINGS and data in METHODS:
         raise ConfigError(f"unknown recipe {name!r}. Did you mean '{data}/{method}'?")
     METHODS[method]  # raises with a hint
@@ -169,7 +169,7 @@ def run_config(data: Mapping[str, Any]) -> RunConfig:
 
 
 def read_config(path: Path) -> RunConfig:
-    """A RunConfig from a TOML or JSON file; `recipe = "cifar100"` at its top starts from a recipe and changes given keys."""
+    """A RunConfig from a TOML or JSON file. `recipe = "cifar100"` at its top starts from a recipe and changes some keys."""
     try:
         text = path.read_text(encoding="utf-8")
         data = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)

@@ -7,7 +7,7 @@ classes, C all classes.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -41,7 +41,7 @@ SIMCLR_CROP = (0.08, 1.0)  # SimCLR's crop keeps 8 % of the area at least; the r
 class OpenConConfig(MethodConfig):
     """Settings of OpenCon. Defaults are the released code's for CIFAR; `paper()` follows the text of the paper.
 
-    Every setting from `ramp_epochs` down is a place where the two differ; docs/methods.md has the table.
+    The two differ in every setting from `ramp_epochs` down; docs/methods.md has the table.
     """
 
     name: ClassVar[str] = "opencon"
@@ -62,9 +62,8 @@ class OpenConConfig(MethodConfig):
     threshold_from: Literal["batch", "labeled_set"] = "batch"  # labeled images of this batch; paper: all, once an epoch
     decide_on: Literal["first_view", "each_view"] = "first_view"  # whose score and argmax count; paper: each view's own
     novel_reduction: Literal["mean", "sum"] = "mean"  # of L_n over its anchors; paper: sum
-    prototype_members: Literal["novel_argmax", "novel_set"] = (
-        "novel_argmax"  # unlabeled that move prototypes; paper: D_n
-    )
+    # Unlabeled images that move prototypes; paper: D_n.
+    prototype_members: Literal["novel_argmax", "novel_set"] = "novel_argmax"
     update_views: Literal["first", "all"] = "first"  # which views move prototypes; paper: all
     prior: Literal["unlabeled", "uniform"] | tuple[float, ...] = "unlabeled"  # expected class shares; paper: uniform
     prior_over: Literal["unlabeled", "batch"] = "unlabeled"  # images whose mean prediction is compared; paper: batch
@@ -123,8 +122,8 @@ class OpenCon(Method[OpenConConfig]):
         paper = variant == "paper"
         method = OpenConConfig.paper() if paper else OpenConConfig()
         if kind == "digits":
-            # Ten times the paper's prior: with ten prototypes, one that nothing chooses is a tenth of the result. And no sum
-            # over hundreds of anchors, which would diverge.
+            # Ten times the paper's prior: of ten prototypes, one that no image chooses costs a tenth of the result. And the
+            # mean over anchors: a sum over hundreds of them would diverge.
             ramp = 0 if paper else 30
             return usual(replace(method, ramp_epochs=ramp, novel_reduction="mean", weight_prior=0.5), kind)
         crop = SIMCLR_CROP if paper else (0.2, 1.0)
@@ -134,6 +133,10 @@ class OpenCon(Method[OpenConConfig]):
         method = replace(method, temperature_unlabeled=0.6)
         lr = {"lr": 0.02 if paper else 0.01} if kind == "imagenet" else {}  # released code: 0.01 on ImageNet
         return usual(method, kind, augment=large, **lr)
+
+    def _load_from_state_dict(self, state: dict[str, Any], prefix: str, *args: Any) -> None:
+        state.setdefault(f"{prefix}is_started", torch.tensor(False))  # checkpoints from before there was `start_from`
+        super()._load_from_state_dict(state, prefix, *args)
 
     @torch.no_grad()
     def start_from(self, bank: FeatureBank, classes: Tensor) -> None:
@@ -165,7 +168,7 @@ class OpenCon(Method[OpenConConfig]):
         z = self.embedder.embed_views(batch.views)  # (N, D)
         views = z.view(V, B, -1)
 
-        with torch.no_grad():  # pseudo-labels and novelty, by the prototypes of before this step
+        with torch.no_grad():  # pseudo-labels and novelty, by the prototypes before this step
             decider = views[:1] if c.decide_on == "first_view" else views
             cosine = decider @ self.prototypes.T  # (1 or V, B, C)
             score = seen_score(cosine.flatten(0, 1), num_seen=S, form=c.seen_score).view(-1, B)
@@ -214,7 +217,7 @@ class OpenCon(Method[OpenConConfig]):
 
     @torch.no_grad()
     def _movers(self, views: Tensor, batch: Batch, novel: Tensor) -> tuple[Tensor, Tensor]:
-        """Who moves which prototype: rows (n, D) in order of application, and their classes (n,), -1 for none.
+        """The rows (n, D) that move prototypes, in their order, and the class (n,) whose prototype each moves, -1 for none.
 
         The loader has shuffled labeled and unlabeled images, and the two move disjoint sets of prototypes (seen by labels,
         novel by pseudo-labels), so batch order is a random order.
@@ -239,7 +242,7 @@ class OpenCon(Method[OpenConConfig]):
 
     @property
     def reads_nothing(self) -> bool:
-        """The plain prototype update reads the number of its rounds; the kernel does not."""
+        """The plain prototype update reads its number of rounds from the device; the kernel does not."""
         return self.kernels and has_triton()
 
     @torch.no_grad()
@@ -268,7 +271,8 @@ class OpenCon(Method[OpenConConfig]):
 def class_prior(prior: str | tuple[float, ...], task: Task) -> Tensor:
     """Expected share of each class among the images, (C,), sums to one.
 
-    "unlabeled" (released code): a seen class has lost its labeled images, so its share is (1 - labeled ratio) to 1.
+    "unlabeled" (released code): a seen class has lost its labeled images, so its share to that of a novel one is
+    (1 - labeled ratio) to 1.
     """
     shares = torch.ones(task.num_classes)
     if prior == "unlabeled":

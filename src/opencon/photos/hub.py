@@ -10,7 +10,7 @@ from typing import Any
 
 from opencon.errors import MissingExtraError, RunError
 
-NAME = re.compile(r"[\w.-]+/[\w.-]+")  # owner/name
+NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*")  # owner/name; neither begins with a dot, as ./photos and ../photos do
 FILES = ["*.json", "*.safetensors", "README.md"]  # all that a model is made of; nothing else is fetched
 
 

@@ -101,7 +101,7 @@ for photo in model.predict(["photo.jpg"]):  # photos, or folders of them
     print(photo.file, photo.predicted, photo.kind, photo.confidence, photo.unlike_everything, photo.nearest)
 ```
 
-Or without opencon and PyTorch, from the graph `model.onnx` that `opencon export` writes:
+Or without opencon and PyTorch, from the graph that `opencon export` writes:
 
 ```python
 import json
@@ -131,8 +131,7 @@ them.
 
 ## Limits
 
-- It knows only the classes and groups above. Other subjects should come out as unlike everything, but it will take some
-  for a class.
+- It knows only the classes and groups above. Other subjects should be unlike everything, but some are taken for a class.
 - Confidence was learned from these photos alone and can be too high on others.
 - It sees only the central square of a photo, at {size} x {size} pixels. It misses small things and things at the edge.
 - The groups inherit the biases of the encoder's training images.

@@ -1,0 +1,143 @@
+"""A run into its folder: prepare, train, keep the result."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from opencon.config import RunConfig, to_dict
+from opencon.data.split import Split
+from opencon.experiments.keeper import Keeper, tensorboard_writer
+from opencon.experiments.workbench import Workbench, build_loader, prepare, without_weights
+from opencon.runtime import environment
+from opencon.training.optimizer import build_optimizer
+from opencon.training.run_folder import RunFolder
+from opencon.training.trainer import fit
+
+MOST_PROBLEMS = 10  # files set aside that are named one by one
+MEASURED_STEPS = 50  # ours: of two views each, so that statistics scatter ten times less than a batch's
+
+
+@dataclass(frozen=True)
+class Callbacks:
+    """What a run tells the outside: a line of text, progress in steps, the record of an epoch."""
+
+    say: Callable[[str], None] = lambda text: None
+    started: Callable[[int, int, int], None] = lambda first_epoch, num_epochs, steps: None
+    stepped: Callable[[int, int], None] = lambda epoch, steps: None
+    epoch_done: Callable[[dict[str, Any]], None] = lambda record: None
+
+
+def train(
+    config: RunConfig,
+    out: Path,
+    device: torch.device,
+    *,
+    callbacks: Callbacks = Callbacks(),  # noqa: B008 (frozen)
+    download: bool = False,
+    tensorboard: bool = False,
+) -> dict[str, Any]:
+    """Train into the folder `out`, or resume the run in it. Returns the final record, which is also in result.json."""
+    start = time.perf_counter()
+    make_writer = tensorboard_writer() if tensorboard else None  # before anything is written: the extra may be missing
+    folder = RunFolder.open_for_training(out, to_dict(config))
+    if folder.has("result.json"):
+        callbacks.say(f"{out} is finished already; this is its result.")
+        return folder.read_json("result.json")
+    has_started = folder.has("config.json")
+    split = Split.from_json(folder.read_json("split.json")) if has_started else None
+    # A checkpoint holds all weights: the file they started from is no longer needed.
+    base = without_weights(config) if folder.checkpoint.exists() else config
+    bench = prepare(base, device, split=split, download=download)
+    announce(bench, callbacks.say)
+    if not has_started:  # config.json last: it makes the folder a run
+        folder.write_json("split.json", bench.split.to_json())
+        folder.write_json("environment.json", environment(device))
+        folder.write_json("config.json", to_dict(config))
+    if config.train.epochs == 0:
+        return finish(folder, bench, score_start(folder, config, bench), start)
+    writer = make_writer(str(out / "tensorboard")) if make_writer else None
+    train_epochs(folder, config, bench, callbacks, writer)
+    if writer is not None:
+        writer.close()
+    return finish(folder, bench, folder.read_metrics()[-1], start)
+
+
+def announce(bench: Workbench, say: Callable[[str], None]) -> None:
+    """Say where the weights come from, that images are streamed, and which files were set aside."""
+    if bench.method.embedder.load_report is not None:
+        say(str(bench.method.embedder.load_report))
+    if not isinstance(bench.images, Tensor):
+        gb = math.prod(bench.images.shape) / 1e9
+        say(f"The images would take {gb:.3g} GB: they are read from their files while training.")
+    problems = bench.dataset.train.problems
+    for problem in problems[:MOST_PROBLEMS]:
+        say(f"set aside: {problem}")
+    if len(problems) > MOST_PROBLEMS:
+        say(f"... and {len(problems) - MOST_PROBLEMS} more files were set aside.")
+
+
+def score_start(folder: RunFolder, config: RunConfig, bench: Workbench) -> dict[str, Any]:
+    """The record of a run without epochs."""
+    if folder.checkpoint.exists():
+        bench.method.load_state_dict(folder.load_checkpoint(to_dict(config))["method"])
+    bench.method.embedder.fold_frozen()  # as in training
+    return bench.score(config.eval.on, config.eval.protocol)[0]
+
+
+def train_epochs(folder: RunFolder, config: RunConfig, bench: Workbench, callbacks: Callbacks, writer: Any) -> None:
+    """Train from the checkpoint, or from the start, to the last epoch; `writer` is TensorBoard's, or None.
+
+    `config` is that of the run; that of the bench may lack the weights file.
+    """
+    loader = build_loader(bench)
+    optimizer = build_optimizer(bench.method, config.train)
+    scaler = torch.amp.GradScaler(bench.device.type, enabled=config.train.precision == "fp16")
+    keeper = Keeper(folder, config, bench.method, optimizer, scaler)
+
+    def on_epoch(epoch: int, means: dict[str, float]) -> None:
+        record = keeper.epoch_done(epoch, means, lambda: bench.score(config.eval.on, config.eval.protocol)[0])
+        if writer is not None:
+            for name, value in record.items():
+                if isinstance(value, float) and math.isfinite(value):
+                    writer.add_scalar(name, value, epoch)
+        callbacks.epoch_done(record)
+
+    with keeper:
+        first_epoch = keeper.resume()
+        if first_epoch:
+            callbacks.say(f"Resuming {folder.path} after {first_epoch} of {config.train.epochs} epochs.")
+        else:
+            bench.method.embedder.measure_frozen(loader.first_views(MEASURED_STEPS))
+        bench.method.embedder.fold_frozen()
+        torch.backends.cudnn.benchmark = True  # shapes never change, so trying out convolution algorithms once pays
+        callbacks.started(first_epoch, config.train.epochs, len(loader))
+        fit(
+            bench.method,
+            optimizer,
+            loader,
+            config.train,
+            features=bench.bank,
+            scaler=scaler,
+            first_epoch=first_epoch,
+            on_step=callbacks.stepped,
+            on_epoch=on_epoch,
+        )
+
+
+def finish(folder: RunFolder, bench: Workbench, record: Mapping[str, Any], start: float) -> dict[str, Any]:
+    """Write the encoder and the result, which makes the run a finished one."""
+    config, result = bench.config, dict(record) | {"total_seconds": time.perf_counter() - start}
+    if config.train.epochs == 0:
+        folder.save_checkpoint({"config": to_dict(config), "epochs_done": 0, "method": bench.method.state_dict()})
+    metadata = {"encoder": config.encoder.name, "method": config.method.name, "data": config.data.name}
+    folder.save_tensors("encoder.safetensors", bench.method.embedder.encoder.state_dict(), metadata)
+    folder.write_json("result.json", result)
+    return result
