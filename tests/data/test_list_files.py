@@ -4,7 +4,7 @@ import pytest
 from PIL import Image
 
 from opencon.data.list_files import list_from_file
-from opencon.data.sources import from_list
+from opencon.data.sources import load_listing
 from opencon.errors import DataError
 
 
@@ -29,7 +29,7 @@ def write(folder, text, name="list.txt"):
 
 def test_plain_list(photos):
     text = "b.png dog\n\na.png   cat\r\nwith space.png\tdog\nsub/größe 'x', \"y\".png cat"
-    got = from_list(write(photos, text), 8)
+    got = load_listing(list_from_file(write(photos, text)), 8)
     assert got.class_names == ("cat", "dog")
     assert got.classes.tolist() == [1, 0, 1, 0]
     assert got.images[:, 0, 0, 0].tolist() == [50, 0, 100, 150]
@@ -79,14 +79,14 @@ def test_declared_classes_fix_the_order(photos):
 
 
 def test_a_repeated_line_counts_once(photos):
-    got = from_list(write(photos, "a.png x\nb.png y\n./a.png x\n"), 8)
+    got = load_listing(list_from_file(write(photos, "a.png x\nb.png y\n./a.png x\n")), 8)
     assert got.classes.tolist() == [0, 1]
     assert got.problems == (f"{photos}/list.txt, line 3 repeats line 1",)
 
 
 def test_unreadable_image_in_a_list(photos):
     (photos / "zero.png").touch()
-    got = from_list(write(photos, "zero.png x\na.png x\nb.png y\n"), 8)
+    got = load_listing(list_from_file(write(photos, "zero.png x\na.png x\nb.png y\n")), 8)
     assert got.classes.tolist() == [0, 1]
     assert got.problems == (f"{photos}/zero.png is empty",)
 
@@ -126,6 +126,6 @@ def test_list_refuses(photos, text, message):
 
 def test_no_list_file(tmp_path):
     with pytest.raises(DataError, match=r"there is no list file .*/none.txt"):
-        from_list(tmp_path / "none.txt", 8)
+        load_listing(list_from_file(tmp_path / "none.txt"), 8)
     with pytest.raises(DataError, match="cannot be read as UTF-8 text"):
-        from_list(tmp_path, 8)
+        load_listing(list_from_file(tmp_path), 8)

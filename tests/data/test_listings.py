@@ -5,7 +5,7 @@ import torch
 from PIL import Image
 
 from opencon.data.listings import find_images, list_folder
-from opencon.data.sources import from_folder
+from opencon.data.sources import load_listing
 from opencon.errors import DataError
 
 RED, BLUE = (255, 0, 0), (0, 0, 255)
@@ -32,7 +32,7 @@ def assert_color(image, color, within=3):
 def test_folder(tmp_path):
     two_classes(tmp_path)
     paint(tmp_path / "dog" / "deep" / "er" / "z.JPG", BLUE)
-    got = from_folder(tmp_path, 8)
+    got = load_listing(list_folder(tmp_path), 8)
     assert got.class_names == ("cat", "dog")
     assert got.classes.tolist() == [0, 0, 1, 1, 1]
     assert got.images.shape == (5, 3, 8, 8)
@@ -54,7 +54,7 @@ def test_odd_file_names(tmp_path):
     for name in names:
         paint(tmp_path / "ça va" / name)
         paint(tmp_path / 'b "q"' / name)
-    got = from_folder(str(tmp_path), 8)
+    got = load_listing(list_folder(str(tmp_path)), 8)
     assert got.class_names == ('b "q"', "ça va")
     assert sorted(os.path.basename(f) for f in got.files[:6]) == sorted(names)
 
@@ -63,7 +63,7 @@ def test_a_name_that_is_no_text_can_still_be_printed(tmp_path):
     two_classes(tmp_path)
     with open(os.fsencode(tmp_path) + b"/cat/\xff.png", "wb"):
         pass
-    (line,) = from_folder(tmp_path, 8).problems
+    (line,) = load_listing(list_folder(tmp_path), 8).problems
     assert line.encode("utf-8").decode("utf-8").endswith("\N{REPLACEMENT CHARACTER}.png is empty")
 
 
@@ -71,7 +71,7 @@ def test_one_bad_image_is_set_aside(tmp_path):
     two_classes(tmp_path)
     (tmp_path / "cat" / "0.png").write_bytes(b"")
     paint(tmp_path / "stray.png")
-    got = from_folder(tmp_path, 8)
+    got = load_listing(list_folder(tmp_path), 8)
     assert got.classes.tolist() == [0, 1, 1]
     assert got.problems == (
         f"{tmp_path}/stray.png lies outside the class folders",
@@ -85,7 +85,7 @@ def test_hidden_files_and_folders_are_left_alone(tmp_path):
     paint(tmp_path / "cat" / ".thumbnails" / "a.png")
     (tmp_path / "cat" / "._0.png").write_bytes(b"resource fork")
     (tmp_path / "cat" / "notes.txt").write_text("hello")
-    got = from_folder(tmp_path, 8)
+    got = load_listing(list_folder(tmp_path), 8)
     assert len(got) == 4
     assert got.problems == ()
 
@@ -121,7 +121,7 @@ def test_linked_folders_are_followed_but_not_in_circles(tmp_path):
 def test_folder_refuses(tmp_path, make, message):
     make(tmp_path / "photos")
     with pytest.raises(DataError, match=message):
-        from_folder(tmp_path / "photos", 8)
+        load_listing(list_folder(tmp_path / "photos"), 8)
 
 
 def test_all_images_unreadable(tmp_path):
@@ -129,7 +129,7 @@ def test_all_images_unreadable(tmp_path):
         (tmp_path / name).parent.mkdir()
         (tmp_path / name).write_text("x")
     with pytest.raises(DataError, match=r"none of the 2 images can be read. The first: .*a.jpg is not an image"):
-        from_folder(tmp_path, 8)
+        load_listing(list_folder(tmp_path), 8)
 
 
 def test_a_class_without_a_readable_image(tmp_path):
@@ -138,7 +138,7 @@ def test_a_class_without_a_readable_image(tmp_path):
     paint(tmp_path / "dog" / "0.png").write_text("x")
     (tmp_path / "dog" / "1.png").write_text("x")
     with pytest.raises(DataError, match=r"class 'dog' has no readable image. One of its files: .*dog/0.png is not an"):
-        from_folder(tmp_path, 8)
+        load_listing(list_folder(tmp_path), 8)
 
 
 def test_a_folder_that_cannot_be_listed(tmp_path, monkeypatch):

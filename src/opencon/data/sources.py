@@ -1,4 +1,4 @@
-"""Load images from arrays, from a folder with one sub-folder per class, or from a list file.
+"""Load images from arrays or from the files of a listing.
 
 Whatever the source, the result is an `ImageSet`: every image as uint8 in one tensor on the CPU or, where files would take
 too much memory, a `StreamedImages` instead. An image that cannot be read is set aside and named; it is an error only where
@@ -25,8 +25,7 @@ import torch
 from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
-from opencon.data.list_files import list_from_file
-from opencon.data.listings import OTHER_SUFFIXES, Listing, list_folder, printable
+from opencon.data.listings import OTHER_SUFFIXES, Listing, printable
 from opencon.data.streaming import PIECE, Images, StreamedImages
 from opencon.errors import DataError
 
@@ -138,16 +137,6 @@ def _described(values: Images) -> str:
 
 
 # --- files ------------------------------------------------------------------------------------------------------------
-
-
-def from_folder(root: str | Path, image_size: int) -> ImageSet:
-    """Images from a folder with one sub-folder per class; the classes are the sub-folders in sorted order."""
-    return load_listing(list_folder(root), image_size)
-
-
-def from_list(list_file: str | Path, image_size: int, root: str | Path | None = None) -> ImageSet:
-    """Images named in a text or CSV file together with their classes; see `list_from_file` for its form."""
-    return load_listing(list_from_file(list_file, root), image_size)
 
 
 def load_listing(listing: Listing, image_size: int, memory_gb: float | None = math.inf) -> ImageSet:
