@@ -194,7 +194,9 @@ def test_a_full_disk_is_one_warning(tmp_path, monkeypatch):
             cache.put(key(i), *rows(i))
         cache.flush()
     (only,) = caught
-    assert re.search(r"cannot be kept in .*tiny-.* \(No space left on device\): they will be computed again", str(only.message))
+    assert re.search(
+        r"cannot be kept in .*tiny-.* \(No space left on device\): they will be computed again", str(only.message)
+    )
     assert_holds(cache, range(3))
     assert list(tmp_path.rglob("*.partial")) == []
 
