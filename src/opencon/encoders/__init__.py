@@ -5,7 +5,7 @@
     `pretrained.open_encoder`   an encoder with its weights, from one word
     `weights.load_weights`      weights from a file, whatever the names in it
 
-To add an encoder: a file here, and a line `ENCODERS.add`.
+To add an encoder: a file here, and a line for `ENCODERS` below.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Methods: one file, one class, one line here.
 
-    `base.Method`      the contract
-    `METHODS`          every method by its name
-    `parts`, `extend`  pieces that several methods share
+`base.Method`      the contract
+`METHODS`          every method by its name
+`parts`, `extend`  pieces that several methods share
 """
 
 from __future__ import annotations
