@@ -28,6 +28,7 @@ from opencon.errors import ConfigError
 from opencon.experiments.recipes import get_recipe, read_config, recipe_names
 from opencon.experiments.train import train
 from opencon.methods import METHODS, OpenConConfig
+from opencon.photos.discover import Discovery
 from opencon.report.table import COLUMNS
 from tests.methods import test_every_method as checks
 from tests.test_architecture import FLOORS
@@ -329,9 +330,12 @@ def test_rooms_name_what_they_offer():
             assert name in defined(f"{path.parent.name}/{module}.py"), f"{path.parent.name}: {module}.{name}"
 
 
-def test_the_columns_of_a_photo_are_explained():
-    (rows,) = [rows for rows in tables(page("docs/api/python.md"), "attribute | what it is") if rows[0][0] == "`file`"]
-    assert tuple(name.strip("`") for name, _ in rows) == COLUMNS
+def test_the_attributes_of_results_are_explained():
+    discovery, photo = tables(page("docs/api/python.md"), "attribute | what it is")
+    assert tuple(name.strip("`") for name, _ in photo) == COLUMNS
+    fields = {field.name for field in dataclasses.fields(Discovery)}
+    properties = {name for name, value in vars(Discovery).items() if isinstance(value, property)}
+    assert {name for names, _ in discovery for name in re.findall(r"`(\w+)`", names)} == fields | properties
 
 
 def test_own_images_as_the_quickstart_has_it(tmp_path, monkeypatch, capsys):
