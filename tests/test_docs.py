@@ -1,5 +1,6 @@
 """The documentation tells the truth about names: links, commands, settings, examples, tables and trees."""
 
+import ast
 import dataclasses
 import html
 import inspect
@@ -19,6 +20,7 @@ import torch
 import typer
 from PIL import Image
 
+import opencon
 import opencon.methods as methods_module
 from opencon.cli import app, main
 from opencon.config import RunConfig, to_dict, with_settings
@@ -26,7 +28,10 @@ from opencon.errors import ConfigError
 from opencon.experiments.recipes import get_recipe, read_config, recipe_names
 from opencon.experiments.train import train
 from opencon.methods import METHODS, OpenConConfig
+from opencon.photos.discover import Discovery
+from opencon.report.table import COLUMNS
 from tests.methods import test_every_method as checks
+from tests.test_architecture import FLOORS
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
@@ -249,6 +254,90 @@ def test_the_tree_shows_every_module():
     assert shown == built
 
 
+def tables(text, head):
+    """The rows of every table that begins with these columns, each a list of its cells."""
+    found = re.findall(rf"^\| {re.escape(head)} \|\n\|[-|]+\|\n((?:\|.*\|\n)+)", text, re.M)
+    return [[[cell.strip() for cell in line.strip("|").split(" | ")] for line in rows.splitlines()] for rows in found]
+
+
+def defined(file):
+    """Every function and class of a module, methods by `Class.method`."""
+    body = ast.parse((ROOT / "src/opencon" / file).read_text(encoding="utf-8")).body
+    kinds = (ast.FunctionDef, ast.ClassDef)
+    inside = {f"{c.name}.{f.name}" for c in body if isinstance(c, ast.ClassDef) for f in c.body if isinstance(f, kinds)}
+    return inside | {node.name for node in body if isinstance(node, kinds)}
+
+
+def test_the_floors_are_those_of_the_house():
+    (rows,) = tables(page("docs/design.md"), "floor | rooms | what it knows")
+    assert [set(re.findall(r"`(\w+)`", rooms)) for _, rooms, _ in reversed(rows)] == FLOORS
+    assert [int(floor[0]) for floor, _, _ in rows] == [6, 5, 4, 3, 2, 1]
+
+
+def test_the_walks_name_functions_that_exist_each_once():
+    walks = tables(page("docs/design.md"), "| file | function | what happens")
+    assert len(walks) == 2
+    for rows in walks:
+        assert [int(number) for number, *_ in rows] == list(range(1, len(rows) + 1))
+        steps = [(file.strip("`"), name) for _, file, names, _ in rows for name in re.findall(r"`([\w.]+)`", names)]
+        assert [f"{file}: {name}" for file, name in steps if name not in defined(file)] == []
+        assert len(set(steps)) == len(steps)
+
+
+def test_the_steps_of_a_discovery_are_where_the_page_says():
+    (rows,) = tables(page("docs/how-discover-works.md"), "step | function | file")
+    for _, function, file in rows:
+        assert function.split("`")[1] in defined(file.strip("`"))
+
+
+def test_twenty_questions_have_twenty_answers():
+    text = page("docs/design.md")
+    asked = re.findall(r"^\d+\. (.+\?|.+\. .+\?)$", text.partition("## Twenty questions")[2], re.M)
+    (answers,) = tables(text, "| file | where in it")
+    assert [int(number) for number, *_ in answers] == list(range(1, 21))
+    assert len(asked) == 20
+    for _, file, where in answers:
+        assert (ROOT / "src/opencon" / file.strip("`")).is_file(), file
+        (name, *_) = re.findall(r"`([\w.]+)", where)
+        assert name.split(".")[0] in (ROOT / "src/opencon" / file.strip("`")).read_text(encoding="utf-8"), where
+
+
+def test_the_worth_of_the_steps_is_the_measured_one():
+    rows = {}  # of each data set the last run
+    for run in json.loads(page("benchmarks/results/openworld.json"))["runs"]:
+        for data in {row["data"] for row in run["numbers"]["table"]}:
+            own = [row for row in run["numbers"]["table"] if (row["data"], row["number"]) == (data, "known")]
+            rows[data] = {row["name"]: row for row in own}
+    (shown,) = tables(
+        page("docs/how-discover-works.md"),
+        "features | All, no steps | All, 100 steps | seconds, no steps | seconds, 100 steps",
+    )
+    assert {data for data, *_ in shown} == set(rows)
+    for data, *cells in shown:
+        # Before steps became a choice, the plain name meant 100 of them.
+        without = rows[data].get("opencon without training", rows[data]["opencon"])
+        steps = rows[data].get("opencon, 100 steps", rows[data]["opencon"])
+        assert without != steps
+        alls = [f"{100 * row['all']['mean']:.1f}" for row in (without, steps)]
+        assert cells == [*alls, *(f"{row['cpu_seconds']['mean']:.1f}" for row in (without, steps))]
+
+
+def test_rooms_name_what_they_offer():
+    for path in sorted((ROOT / "src/opencon").glob("*/__init__.py")):
+        text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
+        assert text, path.parent.name
+        for module, name in re.findall(r"`(\w+)\.(\w+)`", text):
+            assert name in defined(f"{path.parent.name}/{module}.py"), f"{path.parent.name}: {module}.{name}"
+
+
+def test_the_attributes_of_results_are_explained():
+    discovery, photo = tables(page("docs/api/python.md"), "attribute | what it is")
+    assert tuple(name.strip("`") for name, _ in photo) == COLUMNS
+    fields = {field.name for field in dataclasses.fields(Discovery)}
+    properties = {name for name, value in vars(Discovery).items() if isinstance(value, property)}
+    assert {name for names, _ in discovery for name in re.findall(r"`(\w+)`", names)} == fields | properties
+
+
 def test_own_images_as_the_quickstart_has_it(tmp_path, monkeypatch, capsys):
     """Its TOML file, its list file and its Python lines, on made-up photos."""
     text = page("docs/quickstart.md")
@@ -363,8 +452,10 @@ def test_the_site_loads_nothing_from_elsewhere(site):
 
 def test_the_site_shows_the_public_names(site):
     text = (site / "api/python.html").read_text(encoding="utf-8")
-    for name in ("OpenConModel", "OpenWorldClassifier", "open_world_accuracy"):
-        assert re.search(rf'<h3 id="opencon\.[\w.]*{name}"', text), name
+    for name in set(opencon.__all__) - {"__version__"}:
+        assert re.search(rf'<h3 id="opencon\.{name}"', text), name
+    for name in ("Discovery", "PhotoTable", "PhotoRow", "Group", "Run", "Comparison"):
+        assert re.search(rf'<h3 id="{name.lower()}"', text), name
 
 
 # --- license and citation ---------------------------------------------------------------------------------------------

@@ -49,9 +49,10 @@ def discover(
 ) -> Discovery:
     """Sort photos into the classes you named, and discover new groups among the rest.
 
-    >>> import opencon
-    >>> result = opencon.discover("photos/", out="runs/photos")  # doctest: +SKIP
-    >>> result.headline, result.groups, result.table.to_pandas()  # doctest: +SKIP
+    Examples:
+        >>> import opencon
+        >>> result = opencon.discover("photos/", out="runs/photos")  # doctest: +SKIP
+        >>> result.headline, result.groups, result.table.to_pandas()  # doctest: +SKIP
 
     Args:
         folder: with labeled/ (one sub-folder per class) and unlabeled/ in it; or any folder, with `labels`.
@@ -129,8 +130,9 @@ def train(
 ) -> Run:
     """Train a method on a data set; a run that was interrupted is resumed, a finished one is only read.
 
-    >>> import opencon
-    >>> opencon.train("orca/digits", out="runs/orca", settings={"train.epochs": 5})  # doctest: +SKIP
+    Examples:
+        >>> import opencon
+        >>> opencon.train("orca/digits", out="runs/orca", settings={"train.epochs": 5})  # doctest: +SKIP
 
     Args:
         recipe: a name as `opencon list recipes` shows it (METHOD/DATASET; a data set alone means OpenCon), a TOML file,

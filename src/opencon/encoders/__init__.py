@@ -1,4 +1,12 @@
-"""Encoders by name, and how an `Embedder` is built from its settings."""
+"""Encoders by name, and how an `Embedder` is built from its settings.
+
+    `base.Encoder`              what every encoder is
+    `embedder.Embedder`         images to unit rows: normalize, encode, project
+    `pretrained.open_encoder`   an encoder with its weights, from one word
+    `weights.load_weights`      weights from a file, whatever the names in it
+
+To add an encoder: a file here, and a line for `ENCODERS` below.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""Methods: one file, one class, one line here."""
+"""Methods: one file, one class, one line here.
+
+`base.Method`      the contract
+`METHODS`          every method by its name
+`parts`, `extend`  pieces that several methods share
+"""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ class OpenWorldConfig:
     num_novel: int | None = None  # new groups to look for, at most; None: estimate
     method: str = "opencon"  # one of ON_ROWS; it matters only with steps
     seed: int = 0
-    steps: int = 0  # of training a head, in whole epochs; on fixed features they gain nothing (benchmarks/steps.py)
+    steps: int = 0  # of training a head, in whole epochs; on fixed features they gain nothing (benchmarks/openworld.py)
     batch_size: int = 512  # OpenCon's
     lr: float = 0.02  # OpenCon's
     noise: float = 1.5  # of a view, in standard deviations within a class; 1 to 1.5 are alike (measured)

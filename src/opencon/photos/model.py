@@ -60,8 +60,9 @@ Paths = str | Path | Iterable[str | Path]
 class OpenConModel:
     """Photos to seen classes and new groups.
 
-    >>> model = OpenConModel.from_pretrained("runs/photos")  # doctest: +SKIP
-    >>> model.predict("more/").to_csv()  # doctest: +SKIP
+    Examples:
+        >>> model = OpenConModel.from_pretrained("runs/photos")  # doctest: +SKIP
+        >>> model.predict("more/").to_csv()  # doctest: +SKIP
     """
 
     classifier: OpenWorldModel
