@@ -161,6 +161,24 @@ def test_a_discovery_that_cannot_be_is_refused_before_anything_is_written(place,
     assert not (tmp_path / "run").exists()
 
 
+def test_count_name_and_export_do_what_the_commands_do(place, found, tmp_path):
+    estimate = opencon.count(place / "photos", encoder=str(place / "encoder"), device="cpu")
+    assert estimate.low <= estimate.num_classes <= estimate.high
+    run = tmp_path / "run"
+    shutil.copytree(place / "found", run)
+    assert opencon.name(run, {"new-1": "sky"}) == {"new-1": "sky"}
+    (tmp_path / "names.csv").write_text("group,name\nnew-2,stone\n")
+    assert opencon.name(str(run), tmp_path / "names.csv") == {"new-2": "stone"}
+    assert opencon.OpenConModel.from_pretrained(run).class_names[2:] == ("sky", "stone")
+    with (run / "assignments.csv").open() as file:
+        assert {"sky", "stone"} <= {row["predicted"] for row in csv.DictReader(file)}
+    with pytest.raises(DataError, match="there is no group 'new-9' to rename"):
+        opencon.name(run, {"new-9": "x"})
+    lines = opencon.export(run, tmp_path / "model", onnx=False)
+    assert len(lines) == 1
+    assert opencon.OpenConModel.from_pretrained(tmp_path / "model").names[2:] == ("sky", "stone")
+
+
 # --- train, evaluate, compare -----------------------------------------------------------------------------------------
 
 SMALL = {"train.epochs": 1, "train.batch_size": 256}

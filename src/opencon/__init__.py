@@ -2,6 +2,7 @@
 
     opencon.discover("photos/", out="runs/photos")                  photos to classes and groups
     opencon.OpenConModel.from_pretrained("runs/photos")             a discovery on new photos
+    opencon.name("runs/photos", {"new-1": "cat"}), count, export    its groups, their number, the model elsewhere
     opencon.OpenWorldClassifier().fit(X, y)                         the same on rows, as in scikit-learn
     opencon.train("digits", out="runs/a"), evaluate, compare        experiments
     opencon.open_world_accuracy(predicted, truth, ...)              the two protocols
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from opencon.version import __version__
 
 if TYPE_CHECKING:
-    from opencon.api import compare, discover, evaluate, train
+    from opencon.api import compare, count, discover, evaluate, export, name, train
     from opencon.estimator import OpenWorldClassifier
     from opencon.metrics import open_world_accuracy
     from opencon.photos.model import OpenConModel
@@ -25,8 +26,11 @@ __all__ = [
     "OpenWorldClassifier",
     "__version__",
     "compare",
+    "count",
     "discover",
     "evaluate",
+    "export",
+    "name",
     "open_world_accuracy",
     "train",
 ]
@@ -35,8 +39,11 @@ _HOMES = {
     "OpenConModel": "opencon.photos.model",
     "OpenWorldClassifier": "opencon.estimator",
     "compare": "opencon.api",
+    "count": "opencon.api",
     "discover": "opencon.api",
     "evaluate": "opencon.api",
+    "export": "opencon.api",
+    "name": "opencon.api",
     "open_world_accuracy": "opencon.metrics",
     "train": "opencon.api",
 }

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from opencon.config import RunConfig, with_settings
+from opencon.counting import CountEstimate
 from opencon.errors import ConfigError
 from opencon.experiments.compare import FORMATS, Section, compare_runs, render
 from opencon.experiments.evaluate import evaluate_run
@@ -19,9 +20,11 @@ from opencon.experiments.recipes import get_recipe, read_config
 from opencon.experiments.train import Callbacks
 from opencon.experiments.train import train as train_run
 from opencon.openworld.fit import OpenWorldConfig
-from opencon.photos.discover import DiscoverConfig, Discovery, Progress, discover_photos, prepare
+from opencon.photos.discover import DiscoverConfig, Discovery, Progress, count_classes, discover_photos, prepare
+from opencon.photos.export import export_folder
 from opencon.photos.features import VIEWS_FOR_STEPS, FeatureSettings
-from opencon.photos.listing import find_photos, read_truth
+from opencon.photos.listing import Photos, find_photos, read_truth
+from opencon.photos.names import rename_from_table, rename_groups
 from opencon.runtime import pick_device
 
 PathLike = str | Path
@@ -76,13 +79,7 @@ def discover(
     Returns:
         The table of the photos, the groups, the count of classes, and where everything was written.
     """
-    photos = find_photos(
-        _path(folder),
-        labeled=_path(labeled),
-        unlabeled=_path(unlabeled),
-        labels=_path(labels),
-        manifest=_path(manifest),
-    )
+    photos = _photos(folder, labeled, unlabeled, labels, manifest)
     config = discover_config(
         novel=novel, encoder=encoder, size=size, steps=steps, views=views, finetune=finetune, seed=seed
     )
@@ -102,6 +99,63 @@ def discover_config(
         fit=OpenWorldConfig(num_novel=novel, steps=steps, seed=seed),
         finetune=finetune,
     )
+
+
+def count(
+    folder: PathLike | None = None,
+    *,
+    labeled: PathLike | None = None,
+    unlabeled: PathLike | None = None,
+    labels: PathLike | None = None,
+    manifest: PathLike | None = None,
+    by: str = "tree",
+    encoder: str = "efficientnet_lite0",
+    size: int | None = None,
+    seed: int = 0,
+    device: str = "auto",
+    cache: PathLike | None = None,
+    progress: Progress = lambda stage, done, total: None,
+) -> CountEstimate:
+    """Estimate how many classes the photos show, seen and new, with an interval and a reason.
+
+    Args:
+        by: "tree" (ours), or as in the papers: "gcd", "dtc", "orca".
+
+    The other arguments are those of `discover`.
+    """
+    photos = _photos(folder, labeled, unlabeled, labels, manifest)
+    settings, where = FeatureSettings(encoder=encoder, image_size=size), pick_device(device)
+    return count_classes(photos, settings, cache=_path(cache), device=where, seed=seed, by=by, progress=progress)
+
+
+def name(run: PathLike, names: Mapping[str, str] | PathLike) -> dict[str, str]:
+    """Give groups of a discovery the names you chose: the model and assignments.csv change.
+
+    Args:
+        run: the folder of a discovery.
+        names: group to name, such as {"new-1": "dragonfly"}; or a table group,name as the report writes it.
+
+    Returns:
+        The new name of each group whose name changed.
+    """
+    folder = Path(run).expanduser()
+    if isinstance(names, Mapping):
+        return rename_groups(folder, names)[0]
+    return rename_from_table(folder, Path(names).expanduser())[0]
+
+
+def export(run: PathLike, out: PathLike, *, onnx: bool | None = None) -> list[str]:
+    """Write a model that needs nothing else: weights and a card in a folder, and one ONNX file.
+
+    Args:
+        run: the folder of a discovery.
+        out: a folder for the model.
+        onnx: whether to write model.onnx; None: where the extra `onnx` is installed.
+
+    Returns:
+        A line about each thing that was written.
+    """
+    return list(export_folder(Path(run).expanduser(), Path(out).expanduser(), onnx=onnx))
 
 
 @dataclass(frozen=True, eq=False)
@@ -219,6 +273,22 @@ def compare(runs: PathLike | Run | Iterable[PathLike | Run]) -> Comparison:
     """
     runs = [runs] if isinstance(runs, (str, Path, Run)) else runs
     return Comparison(compare_runs([run.folder if isinstance(run, Run) else Path(run).expanduser() for run in runs]))
+
+
+def _photos(
+    folder: PathLike | None,
+    labeled: PathLike | None,
+    unlabeled: PathLike | None,
+    labels: PathLike | None,
+    manifest: PathLike | None,
+) -> Photos:
+    return find_photos(
+        _path(folder),
+        labeled=_path(labeled),
+        unlabeled=_path(unlabeled),
+        labels=_path(labels),
+        manifest=_path(manifest),
+    )
 
 
 def _path(value: PathLike | None) -> Path | None:

@@ -185,9 +185,9 @@ def name(
     names: Annotated[Path, typer.Argument(metavar="NAMES", help="A table group,name, as the report writes it.")],
 ) -> None:
     """Give new groups the names you chose: `predict` and `export` use them from now on."""
-    from opencon.photos.names import rename_groups
+    from opencon.photos.names import rename_from_table
 
-    changed, together = rename_groups(run_folder, names)
+    changed, together = rename_from_table(run_folder, names)
     for old, new in changed.items():
         console.print(f"{old} is now {new}", soft_wrap=True)
     if not changed:

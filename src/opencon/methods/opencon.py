@@ -147,7 +147,8 @@ class OpenCon(Method[OpenConConfig]):
         total = torch.zeros_like(self.prototypes).index_add_(0, classes, bank.z)
         self.prototypes.copy_(F.normalize(total, dim=1))
         shares = torch.bincount(classes[bank.labels < 0], minlength=self.task.num_classes) + 1.0
-        self.prior.copy_(shares / shares.sum())
+        shares = shares / shares.sum()
+        self.prior.copy_(shares / shares.sum())  # again, as `class_prior` does: it rounds the last bit
         self.is_started.fill_(True)
 
     def before_epoch(self, epoch: Epoch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,7 @@ from opencon.report.table import PhotoRow, PhotoTable
 from opencon.training.run_folder import ASSIGNMENTS, EMBEDDINGS, RunFolder
 
 
-def rename_groups(run: Path, table: Path) -> tuple[dict[str, str], list[str]]:
+def rename_from_table(run: Path, table: Path) -> tuple[dict[str, str], list[str]]:
     """Give groups the names in a table group,name. This changes the model and assignments.csv.
 
     The table names a group by its present name, or by its first one (new-1), which the report shows. So a table can be used
@@ -28,12 +29,21 @@ def rename_groups(run: Path, table: Path) -> tuple[dict[str, str], list[str]]:
         The new name of each group whose name changed, and the names that several classes or groups now share.
     """
     names, discoveries = read_names(table)
-    before = OpenConModel.from_pretrained(run)
     if discoveries and discoveries != {identity(RunFolder(run))}:
         raise RunError(
             f"{printable(table)} holds names for another discovery than the one that is in {run} now: groups have other "
             f"numbers there. Name them in its present report.html, or remove the column `discovery` from the table."
         )
+    return rename_groups(run, names)
+
+
+def rename_groups(run: Path, names: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
+    """Give groups these names, by present or first name. This changes the model and assignments.csv.
+
+    Returns:
+        The new name of each group whose name changed, and the names that several classes or groups now share.
+    """
+    before = OpenConModel.from_pretrained(run)
     after = before.renamed(names)
     changed = {old: new for old, new in names.items() if before.renamed({old: new}).class_names != before.class_names}
     renamed = _renamed_table(run, before, after) if (run / ASSIGNMENTS).is_file() else None
