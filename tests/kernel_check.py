@@ -46,7 +46,7 @@ def check_views(size, source, settings, *, device, num_images):
 
 
 def check_prototypes(rows, classes, dim, *, device):
-    from opencon.prototype_kernel import ema_update_kernel
+    from opencon.prototypes.kernel import ema_update_kernel
 
     g = torch.Generator().manual_seed(rows)
     prototypes = F.normalize(torch.randn(classes, dim, generator=g), dim=1).to(device)

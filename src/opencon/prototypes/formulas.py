@@ -73,7 +73,7 @@ def ema_update(prototypes: Tensor, z: Tensor, labels: Tensor, *, momentum: float
         kernel: on a GPU, use one Triton program per class instead of rounds (same result, no host sync).
     """
     if kernel and prototypes.is_cuda and has_triton():
-        from opencon.prototype_kernel import ema_update_kernel
+        from opencon.prototypes.kernel import ema_update_kernel
 
         return ema_update_kernel(prototypes, z, labels, momentum)
     num_classes = len(prototypes)
