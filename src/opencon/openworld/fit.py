@@ -31,7 +31,7 @@ from opencon.errors import DataError, require
 from opencon.methods import METHODS, FeatureBank, Method, Task
 from opencon.openworld.mixture import fit_gaussians, fit_mixture, held_out_accuracy, softness
 from opencon.openworld.model import OpenWorldModel, Prediction, in_parts
-from opencon.openworld.rows import RowEmbedder, RowEncoder, set_affine
+from opencon.openworld.row_encoder import RowEmbedder, RowEncoder, set_affine
 from opencon.openworld.views import FeatureViews
 from opencon.rows import check_labels, check_rows
 from opencon.runtime import generator, seeded

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from opencon.openworld.rows import ResidualHead, RowEncoder
+from opencon.openworld.row_encoder import ResidualHead, RowEncoder
 from opencon.rows import check_rows
 from opencon.runtime import seeded
 

@@ -2,7 +2,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from opencon.openworld.rows import ResidualHead, RowEmbedder, RowEncoder, set_affine, tamed
+from opencon.openworld.row_encoder import ResidualHead, RowEmbedder, RowEncoder, set_affine, tamed
 
 
 def stretched(num_rows=300, seed=0):
