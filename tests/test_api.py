@@ -143,8 +143,8 @@ def test_a_table_of_labels_steps_a_cache_and_an_open_number(place, tmp_path, mon
         assert len(list(csv.DictReader(file))) == len(result.table)
 
 
-@pytest.mark.parametrize(("steps", "views", "want"), [(0, None, 0), (5, None, VIEWS_FOR_STEPS), (5, 1, 1), (0, 2, 2)])
-def test_views_are_for_steps_unless_asked_for(steps, views, want):
+@pytest.mark.parametrize(("steps", "views", "want"), [(0, None, 0), (5, None, VIEWS_FOR_STEPS), (5, 1, 1)])
+def test_views_are_for_steps(steps, views, want):
     how = {"novel": None, "encoder": "efficientnet_lite0", "size": None, "finetune": False, "seed": 7}
     config = discover_config(steps=steps, views=views, **how)
     assert config.features.num_views == want
@@ -159,6 +159,22 @@ def test_a_discovery_that_cannot_be_is_refused_before_anything_is_written(place,
     with pytest.raises(ConfigError, match="num_novel = -1"):
         opencon.discover(place / "photos", out=tmp_path / "run", novel=-1)
     assert not (tmp_path / "run").exists()
+
+
+def test_what_a_program_gets_wrong_is_said(place, tmp_path):
+    how = {"encoder": "efficientnet_lite0", "size": None, "finetune": False, "seed": 0}
+    with pytest.raises(ConfigError, match="views = 2 are for steps to learn from, and there are none"):
+        discover_config(novel="auto", steps=0, views=2, **how)
+    with pytest.raises(ConfigError, match="novel = 'many' must be auto or a whole number"):
+        discover_config(novel="many", steps=0, views=None, **how)
+    assert discover_config(novel="3", steps=0, views=None, **how).fit.num_novel == 3
+    with pytest.raises(ConfigError, match="orca has one variant, which follows its released code"):
+        opencon.train("orca/digits", out=tmp_path / "a", variant="paper")
+    with pytest.raises(ConfigError, match="a variant belongs to a recipe"):
+        opencon.train(get_recipe("digits"), out=tmp_path / "a", variant="paper")
+    (tmp_path / "few.csv").write_text("path,label\nlabeled/red/0.png,red\nlabeled/nowhere.png,red\n")
+    with pytest.warns(UserWarning, match=r"set aside: .*line 3: there is no file"):
+        opencon.count(place / "photos", labels=tmp_path / "few.csv", encoder=place / "encoder", device="cpu")
 
 
 def test_count_name_and_export_do_what_the_commands_do(place, found, tmp_path):

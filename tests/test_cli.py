@@ -199,7 +199,7 @@ def test_evaluate_under_both_protocols(capsys, finished):
 
 def test_json_stays_json_where_a_measure_is_no_number(capsys, finished, monkeypatch):
     record = {"protocol": "orca", "auroc": float("nan"), "all": 0.5}
-    monkeypatch.setattr("opencon.experiments.evaluate.evaluate_run", lambda *a, **k: record)
+    monkeypatch.setattr("opencon.api.evaluate_run", lambda *a, **k: record)
 
     def no_nan(text):
         raise AssertionError(text)

@@ -6,14 +6,15 @@ Everything here is importable from `opencon` itself. The rooms below are private
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from opencon.config import RunConfig, with_settings
 from opencon.counting import CountEstimate
-from opencon.errors import ConfigError
+from opencon.errors import ConfigError, require
 from opencon.experiments.compare import FORMATS, Section, compare_runs, render
 from opencon.experiments.evaluate import evaluate_run
 from opencon.experiments.recipes import get_recipe, read_config
@@ -22,7 +23,7 @@ from opencon.experiments.train import train as train_run
 from opencon.openworld.fit import OpenWorldConfig
 from opencon.photos.discover import DiscoverConfig, Discovery, Progress, count_classes, discover_photos, prepare
 from opencon.photos.export import export_folder
-from opencon.photos.features import VIEWS_FOR_STEPS, FeatureSettings
+from opencon.photos.features import FeatureSettings, views_for
 from opencon.photos.listing import Photos, find_photos, read_truth
 from opencon.photos.names import rename_from_table, rename_groups
 from opencon.runtime import pick_device
@@ -38,8 +39,8 @@ def discover(
     unlabeled: PathLike | None = None,
     labels: PathLike | None = None,
     manifest: PathLike | None = None,
-    novel: int | None = None,
-    encoder: str = "efficientnet_lite0",
+    novel: int | Literal["auto"] = "auto",
+    encoder: PathLike = "efficientnet_lite0",
     size: int | None = None,
     steps: int = 0,
     views: int | None = None,
@@ -64,7 +65,7 @@ def discover(
         unlabeled: a folder with the other photos.
         labels: a table path,label for the photos in `folder`; an empty label is none.
         manifest: a table path,label of all photos, paths relative to it.
-        novel: how many new groups to look for; None: as many as there seem to be.
+        novel: how many new groups to look for; "auto": as many as there seem to be.
         encoder: efficientnet_lite0, timm:NAME, or the folder of a run of `train`.
         size: side in pixels at which the encoder sees a photo; None: 224, or 128 for small photos.
         steps: steps of training a head on the features first. They gain nothing that can be measured.
@@ -83,19 +84,32 @@ def discover(
     config = discover_config(
         novel=novel, encoder=encoder, size=size, steps=steps, views=views, finetune=finetune, seed=seed
     )
-    true_classes = None if truth is None else read_truth(Path(truth))
+    true = None if truth is None else read_truth(Path(truth))
     prepared = prepare(photos, config, pick_device(device))
-    return discover_photos(prepared, Path(out).expanduser(), cache=_path(cache), truth=true_classes, progress=progress)
+    return discover_photos(prepared, Path(out).expanduser(), cache=_path(cache), truth=true, progress=progress)
 
 
 def discover_config(
-    *, novel: int | None, encoder: str, size: int | None, steps: int, views: int | None, finetune: bool, seed: int
+    *,
+    novel: int | str | None,
+    encoder: PathLike,
+    size: int | None,
+    steps: int,
+    views: int | None,
+    finetune: bool,
+    seed: int,
 ) -> DiscoverConfig:
-    """The settings of a discovery from the arguments of `discover`."""
-    if views is None:
-        views = VIEWS_FOR_STEPS if steps else 0
+    """What is asked of a discovery; the arguments are those of `discover`."""
+    require(
+        views is None or steps > 0, f"views = {views} are for steps to learn from, and there are none. Give steps too."
+    )
+    if isinstance(novel, str):
+        is_number = novel.isdecimal() or novel == "auto"
+        require(is_number, f"novel = {novel!r} must be auto or a whole number, 0 or more.")
+        novel = None if novel == "auto" else int(novel)
+    num_views = views if views is not None else views_for(steps)
     return DiscoverConfig(
-        features=FeatureSettings(encoder=encoder, image_size=size, num_views=views, seed=seed),
+        features=FeatureSettings(encoder=str(encoder), image_size=size, num_views=num_views, seed=seed),
         fit=OpenWorldConfig(num_novel=novel, steps=steps, seed=seed),
         finetune=finetune,
     )
@@ -109,7 +123,7 @@ def count(
     labels: PathLike | None = None,
     manifest: PathLike | None = None,
     by: str = "tree",
-    encoder: str = "efficientnet_lite0",
+    encoder: PathLike = "efficientnet_lite0",
     size: int | None = None,
     seed: int = 0,
     device: str = "auto",
@@ -124,7 +138,7 @@ def count(
     The other arguments are those of `discover`.
     """
     photos = _photos(folder, labeled, unlabeled, labels, manifest)
-    settings, where = FeatureSettings(encoder=encoder, image_size=size), pick_device(device)
+    settings, where = FeatureSettings(encoder=str(encoder), image_size=size), pick_device(device)
     return count_classes(photos, settings, cache=_path(cache), device=where, seed=seed, by=by, progress=progress)
 
 
@@ -140,7 +154,7 @@ def name(run: PathLike, names: Mapping[str, str] | PathLike) -> dict[str, str]:
     """
     folder = Path(run).expanduser()
     if isinstance(names, Mapping):
-        return rename_groups(folder, names)[0]
+        return rename_groups(folder, {group: str(name) for group, name in names.items()})[0]
     return rename_from_table(folder, Path(names).expanduser())[0]
 
 
@@ -171,18 +185,20 @@ class Run:
 
 
 def train(
-    recipe: str | RunConfig,
+    recipe: PathLike | RunConfig,
     *,
     out: PathLike,
     settings: Mapping[str, Any] | None = None,
-    variant: str = "released",
+    variant: str | None = None,
     data: PathLike | None = None,
     weights: PathLike | None = None,
     seed: int | None = None,
     device: str = "auto",
+    download: bool = False,
+    tensorboard: bool = False,
     callbacks: Callbacks = Callbacks(),  # noqa: B008 (frozen)
 ) -> Run:
-    """Train a method on a data set; a run that was interrupted is resumed, a finished one is only read.
+    """Train a method on a data set; a run that was interrupted goes on, a finished one is shown.
 
     Examples:
         >>> import opencon
@@ -193,24 +209,46 @@ def train(
             or a configuration.
         out: the run folder.
         settings: settings to change, by their dotted name.
-        variant: "released" or "paper", for a recipe by name.
+        variant: "released" (the default) or "paper", for a recipe by name.
         data: where the images lie (data.root).
         weights: a checkpoint to start from (encoder.weights).
         seed: of training (train.seed).
         device: "auto", "cpu", "cuda" or "cuda:N".
-        callbacks: called with lines of text, steps and epochs.
+        download: fetch the data set's archive if it is missing.
+        tensorboard: also write TensorBoard logs.
+        callbacks: told of lines, steps and epochs.
     """
+    config = train_config(recipe, settings, variant=variant, data=data, weights=weights, seed=seed)
+    folder, where = Path(out).expanduser(), pick_device(device)
+    result = train_run(config, folder, where, callbacks=callbacks, download=download, tensorboard=tensorboard)
+    return Run(folder, result)
+
+
+def train_config(
+    recipe: PathLike | RunConfig,
+    settings: Mapping[str, Any] | None = None,
+    *,
+    variant: str | None = None,
+    data: PathLike | None = None,
+    weights: PathLike | None = None,
+    seed: int | None = None,
+) -> RunConfig:
+    """The configuration of a run; the arguments are those of `train`."""
     if isinstance(recipe, RunConfig):
         config = recipe
-    elif recipe.endswith(".toml"):
+    elif Path(recipe).suffix == ".toml":
         config = read_config(Path(recipe))
     else:
-        config = get_recipe(recipe, variant=variant)
-    shortcuts = {"data.root": data, "encoder.weights": weights, "train.seed": seed}
-    changes = {key: value for key, value in shortcuts.items() if value is not None} | dict(settings or {})
-    lines = [f"{key}={json.dumps(value, default=str)}" for key, value in changes.items()]
-    folder = Path(out).expanduser()
-    return Run(folder, train_run(with_settings(config, lines), folder, pick_device(device), callbacks=callbacks))
+        config = get_recipe(str(recipe), variant=variant or "released")
+        if variant == "paper" and config == get_recipe(str(recipe)):
+            name = config.method.name
+            raise ConfigError(f"{name} has one variant, which follows its released code. Leave the variant out.")
+        variant = None
+    if variant is not None:
+        raise ConfigError('a variant belongs to a recipe. In a configuration file, write: variant = "paper"')
+    short = {"data.root": data, "encoder.weights": weights, "train.seed": seed}
+    changes = {key: value for key, value in short.items() if value is not None} | dict(settings or {})
+    return with_settings(config, [f"{key}={json.dumps(value, default=str)}" for key, value in changes.items()])
 
 
 def evaluate(
@@ -220,6 +258,8 @@ def evaluate(
     on: str | None = None,
     data: PathLike | None = None,
     device: str = "auto",
+    picture: PathLike | None = None,
+    figures: PathLike | None = None,
     novelty: bool = False,
     count: str | None = None,
 ) -> dict[str, Any]:
@@ -231,6 +271,8 @@ def evaluate(
         on: "unlabeled" (training images) or "test" (held-out images).
         data: where the images lie now.
         device: "auto", "cpu", "cuda" or "cuda:N".
+        picture: also draw the embedding to this PNG.
+        figures: also draw look-alikes of the paper's figures to this folder.
         novelty: also compare every novelty score.
         count: also estimate the number of classes, by "tree", "gcd", "dtc" or "orca".
 
@@ -238,9 +280,16 @@ def evaluate(
         Accuracies as shares, with their protocol, images and number.
     """
     folder = run.folder if isinstance(run, Run) else Path(run).expanduser()
-    where = None if data is None else str(data)
     return evaluate_run(
-        folder, pick_device(device), protocol=protocol, on=on, data_root=where, novelty=novelty, count=count
+        folder,
+        pick_device(device),
+        protocol=protocol,
+        on=on,
+        data_root=None if data is None else str(data),
+        picture=_path(picture),
+        figures=_path(figures),
+        novelty=novelty,
+        count=count,
     )
 
 
@@ -249,6 +298,7 @@ class Comparison:
     """Runs side by side, a section for each data set: mean and spread over seeds, and the published numbers."""
 
     sections: list[Section]
+    left_out: list[str]  # why runs that lay in a folder are not in the table
 
     def to(self, form: str) -> str:
         """As "markdown", "csv", "latex" or "json"."""
@@ -272,7 +322,9 @@ def compare(runs: PathLike | Run | Iterable[PathLike | Run]) -> Comparison:
         runs: run folders, folders of runs, or what `train` returned; or a single one of these.
     """
     runs = [runs] if isinstance(runs, (str, Path, Run)) else runs
-    return Comparison(compare_runs([run.folder if isinstance(run, Run) else Path(run).expanduser() for run in runs]))
+    folders = [run.folder if isinstance(run, Run) else Path(run).expanduser() for run in runs]
+    left_out: list[str] = []
+    return Comparison(compare_runs(folders, say=left_out.append), left_out)
 
 
 def _photos(
@@ -282,13 +334,16 @@ def _photos(
     labels: PathLike | None,
     manifest: PathLike | None,
 ) -> Photos:
-    return find_photos(
+    photos = find_photos(
         _path(folder),
         labeled=_path(labeled),
         unlabeled=_path(unlabeled),
         labels=_path(labels),
         manifest=_path(manifest),
     )
+    for note in photos.notes:
+        warnings.warn(f"set aside: {note}", stacklevel=3)
+    return photos
 
 
 def _path(value: PathLike | None) -> Path | None:

@@ -31,11 +31,10 @@ from torch import Tensor
 from opencon.data.augment import plain_view
 from opencon.data.listings import printable
 from opencon.data.sources import from_arrays
-from opencon.encoders.pretrained import open_encoder
 from opencon.errors import DataError, require
 from opencon.openworld.fit import OpenWorldConfig, fit_features
 from opencon.openworld.model import OpenWorldModel, Prediction, in_parts
-from opencon.photos.features import VIEWS_FOR_STEPS, Extractor, FeatureSettings, photo_features
+from opencon.photos.features import Extractor, FeatureSettings, photo_features, views_for
 from opencon.photos.listing import new_names
 from opencon.runtime import pick_device, seeded
 
@@ -120,7 +119,7 @@ class OpenWorldClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Tran
                 f"sklearn.cluster.KMeans, which needs no labels."
             )
         config = self._config(is_all_labeled=bool((codes >= 0).all()))
-        rows, views = samples.rows(self._settings(num_views=VIEWS_FOR_STEPS if config.steps else 0), self.cache)
+        rows, views = samples.rows(self._settings(num_views=views_for(config.steps)), self.cache)
         rows = validate_data(self, rows, dtype=np.float32, ensure_min_samples=2)
         self._kind = samples.kind
         with seeded(config.seed):  # building networks draws from torch's default generator, which must stay as it was
@@ -334,14 +333,13 @@ def read_samples(X: Any) -> Samples:
 
 def encode_images(images: Tensor, settings: FeatureSettings) -> tuple[Array, Tensor | None]:
     """(M, channels, H, W) uint8 -> (M, F) features of the central square of each, (M, V, F) of random views of it."""
-    encoder = open_encoder(settings.encoder, settings.image_size)
-    extractor = Extractor(encoder, settings, pick_device())
+    extractor = Extractor.open(settings, pick_device())
     height, width = images.shape[2:]
     side = min(height, width)
     top, left = (height - side) // 2, (width - side) // 2
     plain, views = [], []
     for part in torch.split(images[..., top : top + side, left : left + side], extractor.photos_at_once):
-        x = plain_view(part.expand(-1, 3, -1, -1), encoder.image_size)
+        x = plain_view(part.expand(-1, 3, -1, -1), extractor.encoder.image_size)
         keys = [hashlib.sha256(image.numpy().tobytes()).hexdigest() for image in part]
         for row, others in extractor((x * 255).round().to(torch.uint8), keys):
             plain.append(row)
@@ -351,7 +349,7 @@ def encode_images(images: Tensor, settings: FeatureSettings) -> tuple[Array, Ten
 
 def encode_photos(paths: Sequence[Path], settings: FeatureSettings, cache: Folder) -> tuple[Array, Tensor | None]:
     """Photo files -> (M, F) features, (M, V, F) of random views."""
-    extractor = Extractor(open_encoder(settings.encoder, settings.image_size), settings, pick_device())
+    extractor = Extractor.open(settings, pick_device())
     features = photo_features(paths, extractor, cache=None if cache is None else Path(cache))
     if features.problems:
         first, why = next(iter(features.problems.items()))

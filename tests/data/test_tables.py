@@ -105,3 +105,10 @@ def test_a_header_further_down_keeps_the_numbers_of_the_lines(tmp_path):
     lines = ["# mine", "path,label", "a.png,cat", ""]
     assert rows_below_header(tmp_path, lines, COLUMNS, start=1) == [(3, {"path": "a.png", "label": "cat"})]
     assert rows_below_header(tmp_path, lines, COLUMNS) is None
+
+
+@pytest.mark.parametrize("text", ["path,label\na.png,cat,\n,,\nb.png,\n", "path,label,\na.png,cat,\nb.png,,\n"])
+def test_lines_of_a_spreadsheet_may_end_with_separators(tmp_path, text):
+    (tmp_path / "table.csv").write_text(text)
+    rows = read_table(tmp_path / "table.csv", {"path": PATH_COLUMNS, "label": LABEL_COLUMNS})
+    assert [row for _, row in rows] == [{"path": "a.png", "label": "cat"}, {"path": "b.png", "label": ""}]

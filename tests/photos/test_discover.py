@@ -19,7 +19,7 @@ from opencon.photos.model import OpenConModel, identity
 from opencon.training.run_folder import RunFolder
 
 SEEN, NOVEL, EACH = ("amber", "blue", "green"), ("stripes", "rings"), 10
-FAST = ("--size", "48", "--views", "1", "--device", "cpu", "--no-cache")
+FAST = ("--size", "48", "--device", "cpu", "--no-cache")
 
 
 class Ran(NamedTuple):

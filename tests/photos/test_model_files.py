@@ -231,7 +231,7 @@ def test_not_a_model(tmp_path, run):
 )
 def test_another_format_says_what_to_do(saved, number, way_out):
     edit(saved, format=number, opencon="9.1")
-    with pytest.raises(RunError, match=rf"by opencon 9.1 \(format {number}\).*which reads format 2. {way_out}"):
+    with pytest.raises(RunError, match=rf"has format {number} \(opencon 9.1\).* reads format 2. {way_out}"):
         OpenConModel.from_pretrained(saved)
 
 

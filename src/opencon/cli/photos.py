@@ -84,7 +84,7 @@ def discover(
 
     photos = find_photos(folder, labeled=labeled, unlabeled=unlabeled, labels=labels, manifest=manifest)
     config = discover_config(
-        novel=number_of_groups(novel),
+        novel=novel,
         encoder=encoder,
         size=size,
         steps=steps,
@@ -215,20 +215,21 @@ def count(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Estimate how many classes the photos show, seen and new, with its uncertainty."""
-    from opencon.photos.discover import count_classes
-    from opencon.photos.features import FeatureSettings
-    from opencon.photos.listing import find_photos
-    from opencon.runtime import pick_device
+    from opencon.api import count as count_photos
 
-    photos = find_photos(folder, labeled=labeled, unlabeled=unlabeled, labels=labels, manifest=manifest)
     with resumable(on_return(no_cache)), quiet_warnings(), bars() as progress:
-        estimate = count_classes(
-            photos,
-            FeatureSettings(encoder=encoder, image_size=size),
-            cache=None if no_cache else cache.expanduser(),
-            device=pick_device(device),
-            seed=seed,
+        estimate = count_photos(
+            folder,
+            labeled=labeled,
+            unlabeled=unlabeled,
+            labels=labels,
+            manifest=manifest,
             by=by,
+            encoder=encoder,
+            size=size,
+            seed=seed,
+            device=device,
+            cache=None if no_cache else cache,
             progress=progress,
         )
     if as_json:
@@ -262,15 +263,6 @@ def export(
 
 
 # --- what they share ---------------------------------------------------------------------------------------------------
-
-
-def number_of_groups(novel: str) -> int | None:
-    """--novel as a number; None for auto."""
-    if novel == "auto":
-        return None
-    if not novel.isdecimal():
-        raise ConfigError(f"--novel {novel!r} must be auto or a whole number, 0 or more.")
-    return int(novel)
 
 
 def printable_text(text: str) -> str:

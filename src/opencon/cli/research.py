@@ -77,18 +77,15 @@ def train(
     dry_run: DryRun = False,
 ) -> None:
     """Train a method on a data set, or resume a run that was interrupted."""
-    from opencon.experiments.recipes import get_recipe, read_config
+    from opencon.api import train_config
 
     if (recipe is None) == (config is None):
         raise ConfigError("give a recipe (`opencon list` shows them) or --config FILE, one of the two.")
     if config is not None and variant is not None:
         raise ConfigError('--variant belongs to a recipe. In a configuration file, write: variant = "paper"')
-    base = read_config(config) if config is not None else get_recipe(recipe or "", variant=variant or "released")
-    if variant == "paper" and base == get_recipe(recipe or ""):
-        raise ConfigError(f"{base.method.name} has one variant, which follows its released code. Leave --variant out.")
-    shortcuts = {"encoder.weights": weights, "data.root": data, "train.seed": seed}
-    name = (recipe or config.stem if config else recipe or "").replace("/", "-")
-    run(base, shortcuts, settings, out or Path("runs") / name, device, download, tensorboard, dry_run)
+    base = train_config(recipe or config or "", variant=variant, data=data, weights=weights, seed=seed)
+    name = (recipe or (config.stem if config else "")).replace("/", "-")
+    run(base, settings, out or Path("runs") / name, device, download, tensorboard, dry_run)
 
 
 @app.command(short_help="Train an encoder without labels (SimCLR).")
@@ -104,15 +101,15 @@ def pretrain(
     dry_run: DryRun = False,
 ) -> None:
     """Train an encoder without labels (SimCLR). `train --weights` takes the encoder.safetensors that it writes."""
+    from opencon.api import train_config
     from opencon.experiments.recipes import get_recipe
 
     name = recipe.removeprefix("simclr/")
     if "/" in name:
         raise ConfigError(f"pretrain takes a data set, not the recipe {recipe!r}. Use: pretrain {name.split('/')[-1]}")
-    base = get_recipe(name, method="simclr")
-    shortcuts = {"data.root": data, "train.seed": seed}
+    base = train_config(get_recipe(name, method="simclr"), data=data, seed=seed)
     folder = out or Path("runs") / f"simclr-{name}"
-    run(base, shortcuts, settings, folder, device, download, tensorboard, dry_run)
+    run(base, settings, folder, device, download, tensorboard, dry_run)
     if not dry_run:
         console.print(f"Encoder: {folder / 'encoder.safetensors'}", soft_wrap=True)
 
@@ -139,18 +136,17 @@ def evaluate(
     ] = None,
 ) -> None:
     """Measure a trained run again, under either protocol, on either set of images; by default as it was trained."""
+    from opencon.api import evaluate as evaluate_run
     from opencon.counting.base import CountEstimate
-    from opencon.experiments.evaluate import evaluate_run
-    from opencon.runtime import pick_device
 
     if picture is not None and not picture.parent.is_dir():
         raise ConfigError(f"--picture {picture}: there is no folder {picture.parent}. Make it first.")
     record = evaluate_run(
         run_folder,
-        pick_device(device),
         protocol=protocol,
         on=on,
-        data_root=data,
+        data=data,
+        device=device,
         picture=picture,
         figures=figures,
         novelty=novelty,
@@ -178,12 +174,16 @@ def compare(
     out: Annotated[Path | None, typer.Option("--out", help="Write it to this file instead.")] = None,
 ) -> None:
     """Runs side by side: mean and standard deviation over seeds, seconds per epoch, and the published numbers."""
-    from opencon.experiments.compare import FORMATS, SUFFIXES, compare_runs, render
+    from opencon.api import compare as compare_runs
+    from opencon.experiments.compare import FORMATS, SUFFIXES, render
 
     form = form or (SUFFIXES.get(out.suffix, "markdown") if out is not None else "table")
     if form not in FORMATS:
         raise ConfigError(f"--format {form!r} must be one of {', '.join(FORMATS)}.")
-    sections = compare_runs(runs, say=lambda text: errors.print(f"opencon: {text}"))
+    comparison = compare_runs(runs)
+    sections = comparison.sections
+    for line in comparison.left_out:
+        errors.print(f"opencon: {line}")
     if form != "table" or out is not None:
         text = render(sections, "markdown" if form == "table" else form)
         if out is None:
@@ -253,7 +253,6 @@ def names_table(title: str, first: str, *others: str) -> Table:
 
 def run(
     base: RunConfig,
-    shortcuts: Mapping[str, Any],
     settings: list[str] | None,
     out: Path,
     device: str,
@@ -266,8 +265,7 @@ def run(
     from opencon.experiments.train import train as train_run
     from opencon.runtime import pick_device
 
-    changes = [f"{key}={json.dumps(value)}" for key, value in shortcuts.items() if value is not None]
-    config = with_settings(base, [*changes, *(settings or [])])
+    config = with_settings(base, settings or [])
     where = pick_device(device)
     show_plan({**plan(config, download=download), "device": str(where), "folder": str(out)})
     if dry_run:

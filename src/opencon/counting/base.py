@@ -24,7 +24,7 @@ Progress = Callable[[int, int], None]  # done, total
 LARGEST, PER_SEEN = 50, 4
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class CountEstimate:
     """How many classes, how sure, and why."""
 
@@ -33,6 +33,9 @@ class CountEstimate:
     high: int  # the largest one
     curve: tuple[tuple[int, float], ...]  # (k, score), ascending k; larger is better
     why: str  # one sentence
+
+    def __repr__(self) -> str:
+        return f"<CountEstimate: {self.num_classes}, between {self.low} and {self.high}>"
 
     def merged(self, num_classes: int, times: int) -> CountEstimate:
         """The estimate after groups were merged. Where more are left than estimated, `times` as many were looked for."""

@@ -12,7 +12,6 @@ import io
 import os
 import pickle
 import tarfile
-import tempfile
 import urllib.request
 import warnings
 import zlib
@@ -29,6 +28,7 @@ from opencon.data.list_files import list_from_file
 from opencon.data.listings import Listing, list_folder
 from opencon.data.sources import ImageSet, from_arrays, load_listing
 from opencon.errors import ConfigError, DataError
+from opencon.files import write_whole
 from opencon.registry import Registry
 
 
@@ -267,30 +267,24 @@ def _corrupt(path: Path, why: str) -> DataError:
 
 
 def _download(url: str, target: Path, md5: str) -> Path:
-    """Fetch to a temporary name, check, rename: a killed download leaves nothing that looks complete."""
-    partial: str | None = None
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
+    """Fetch, check, and only then give the file its name."""
+
+    def fetch(partial: Path) -> None:
         digest = hashlib.md5(usedforsecurity=False)
-        with (
-            urllib.request.urlopen(url, timeout=60) as response,
-            tempfile.NamedTemporaryFile(dir=target.parent, suffix=".partial", delete=False) as out,
-        ):
-            partial = out.name
+        with urllib.request.urlopen(url, timeout=60) as response, partial.open("wb") as out:
             while chunk := response.read(1 << 20):
                 digest.update(chunk)
                 out.write(chunk)
         if digest.hexdigest() != md5:
             raise DataError(f"the download of {url} arrived damaged (wrong checksum). Try again.")
-        os.replace(partial, target)
+
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        return write_whole(target, fetch)
     except (OSError, http.client.HTTPException) as err:  # URLError is an OSError, and so is a full disk
         raise DataError(
             f"cannot download {url} to {target} ({err}). Fetch it by hand on a machine with a network and put it there."
         ) from err
-    finally:
-        if partial is not None and os.path.exists(partial):
-            os.remove(partial)
-    return target
 
 
 # A pickle can run any code. These names are all that a plain NumPy array needs; the module that holds _reconstruct

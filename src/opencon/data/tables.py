@@ -72,11 +72,11 @@ def rows_below_header(
         line = start + 2  # where the next row begins; a row with a quoted line break ends later
         try:
             for cells in reader:
-                if len(cells) > len(header):
+                if any(cell.strip() for cell in cells[len(header) :]):  # a spreadsheet may end lines with separators
                     what = f"Expected {len(header)} columns ({', '.join(header)}); quote what holds a separator."
                     raise bad_line(table, line, lines[line - 1], what)
                 if any(cell.strip() for cell in cells):
-                    cells += [""] * (len(header) - len(cells))
+                    cells += [""] * (len(header) - len(cells))  # or leave them out
                     rows.append((line, {name: "" if i is None else cells[i].strip() for name, i in at.items()}))
                 line = start + 2 + reader.line_num
         except csv.Error as err:

@@ -154,10 +154,11 @@ class UNO(Method[UNOConfig]):
         assert V >= 2, "swapped prediction needs a second view"
         x = self.embedder.embed_views(batch.views)  # (N, F)
         seen = (x @ self.seen.T).expand(H, -1, -1)  # (H, N, S)
+        # (H,) each
         loss_heads, loss_over = (
             self._swapped(torch.cat([seen, heads(x)], dim=2).view(H, V, len(batch.labels), -1), heads.shares, batch)
             for heads in (self.heads, self.over)
-        )  # (H,) each
+        )
         logs = {"loss_heads": loss_heads.mean(), "loss_over": loss_over.mean(), "loss_best_head": loss_heads.min()}
         return StepOutput(
             (loss_heads + loss_over).mean() / 2,

@@ -44,10 +44,8 @@ ON_ROWS = ("opencon", "simclr")  # methods that assign by the projection; others
 # Numbers of ours, each tried on photo features, digits and CIFAR-100 features (benchmarks/openworld.py).
 POWER = 0.5  # 0: directions as they are, 1: all alike; k-means loses 4 points with 0 (digits) and 3 with 1 (photos)
 DIMS = (32, 128)  # directions kept: twice the classes, within these; more is noise, fewer lose classes
-MOST_STARTS, START_WORK = (
-    100,
-    5e8,
-)  # of k-means; many, because the best one is also the most accurate; fewer for many rows
+# Of k-means. Many, because the best one is also the most accurate; fewer for many rows.
+MOST_STARTS, START_WORK = 100, 5e8
 ROUNDS_BEFORE, ROUNDS_AFTER = 10, 5  # of making classes balls, before and after training
 PLENTY = 2  # times the estimate are looked for: 10 points better than 1 on CIFAR-100, the same on the others
 ENOUGH = 50  # rows for each of those groups; with fewer, halves of a class do not merge: 10 points worse on 280 photos

@@ -30,14 +30,13 @@ from torch import Tensor
 
 from opencon.counting import COUNTERS, CountEstimate
 from opencon.data.listings import printable
-from opencon.encoders.pretrained import open_encoder
 from opencon.encoders.stored import EncoderFacts
 from opencon.errors import DataError, RunError
 from opencon.metrics import OpenWorldAccuracy, evaluate
 from opencon.openworld.fit import Fitted, OpenWorldConfig, fit_features
 from opencon.photos.features import Extractor, FeatureSettings, PhotoFeatures, photo_features
 from opencon.photos.finetune import check_finetune, finetune
-from opencon.photos.listing import Photos, check, new_names, some_names, typical_side
+from opencon.photos.listing import FEWEST, Photos, check, new_names, some_names, typical_side
 from opencon.photos.model import SETTINGS as MODEL
 from opencon.photos.model import OpenConModel, identity
 from opencon.report.html import ReportData, write_report
@@ -47,7 +46,6 @@ from opencon.runtime import environment
 from opencon.training.run_folder import ASSIGNMENTS, DISCOVERY, EMBEDDINGS, RunFolder
 
 SMALL_SIDE, SMALL_SIZE = 144, 128  # photos up to this side are encoded at this size: more pixels would be made up
-FEWEST = 4  # photos, ours: two classes of two
 REPORT = "report.html"
 
 Progress = Callable[[str, int, int], None]  # stage, done, all
@@ -72,6 +70,7 @@ class Discovery:
 
     table: PhotoTable  # a row for each photo
     count: CountEstimate | None  # None: the user said how many groups
+    notes: list[str]  # what was set aside while the photos were listed
     replaced: list[str]  # names of groups that `opencon name` had set in this folder; they are gone now
     record: dict[str, Any]  # result.json
     folder: Path
@@ -143,10 +142,10 @@ def prepare(photos: Photos, config: DiscoverConfig, device: torch.device) -> Pre
     """Refuse what cannot work, decide at which size photos are encoded, and open the encoder."""
     check(photos)
     config = replace(config, features=with_image_size(config.features, photos))
-    encoder = open_encoder(config.features.encoder, config.features.image_size)
+    extractor = Extractor.open(config.features, device)
     if config.finetune:
-        check_finetune(encoder, len(photos.paths))
-    return Prepared(photos, config, Extractor(encoder, config.features, device))
+        check_finetune(extractor.encoder, len(photos.paths))
+    return Prepared(photos, config, extractor)
 
 
 def with_image_size(features: FeatureSettings, photos: Photos) -> FeatureSettings:
@@ -206,7 +205,7 @@ def discover_photos(
         seconds = {"features and training": time.perf_counter() - start}
 
         progress("writing", 0, 1)
-        table = _write_model(photos, learned, folder)
+        table = _write_results(photos, learned, folder)
         record = _measured(table, learned, photos, truth)
         data = _page(photos, learned, table, record, folder.path)
         record |= {
@@ -223,7 +222,7 @@ def discover_photos(
         write_report(replace(data, facts=facts, names_for=identity(folder)), folder.path / REPORT)
         folder.write_json("result.json", record)
         progress("writing", 1, 1)
-        return Discovery(table, learned.fitted.count, replaced, record, folder.path)
+        return Discovery(table, learned.fitted.count, list(photos.notes), replaced, record, folder.path)
 
 
 @dataclass(frozen=True, eq=False)
@@ -243,7 +242,7 @@ def _learn(prepared: Prepared, folder: RunFolder, cache: Path | None, progress: 
 
     def learn(settings: FeatureSettings, fit: OpenWorldConfig, extractor: Extractor) -> _Learned:
         features = read_features(photos, extractor, cache, progress)
-        labels = torch.tensor([photos.labels[i] for i in features.kept])
+        labels = torch.tensor(photos.labels_of(features.kept))
         fitted = fit_features(
             features.plain,
             labels,
@@ -266,13 +265,13 @@ def _learn(prepared: Prepared, folder: RunFolder, cache: Path | None, progress: 
         device=extractor.device,
         progress=lambda i, n: progress("fine-tuning", i, n),
     )
-    tuned = Extractor(open_encoder(settings.encoder, settings.image_size), settings, extractor.device)
+    tuned = Extractor.open(settings, extractor.device)
     num_novel = first.fitted.model.num_classes - first.fitted.model.num_seen
     second = learn(settings, replace(config.fit, num_novel=num_novel), tuned)
     return replace(second, fitted=replace(second.fitted, count=first.fitted.count))
 
 
-def _write_model(photos: Photos, learned: _Learned, folder: RunFolder) -> PhotoTable:
+def _write_results(photos: Photos, learned: _Learned, folder: RunFolder) -> PhotoTable:
     """Write the model, the embeddings and the table."""
     names, fitted, labels = photos.names(), learned.fitted, learned.labels
     num_new = fitted.model.num_classes - fitted.model.num_seen
@@ -302,9 +301,9 @@ def count_classes(
     count = COUNTERS[by]
     check(photos)
     features = with_image_size(features, photos)
-    extractor = Extractor(open_encoder(features.encoder, features.image_size), features, device)
+    extractor = Extractor.open(features, device)
     rows = read_features(photos, extractor, cache, progress)
-    labels = torch.tensor([photos.labels[i] for i in rows.kept])
+    labels = torch.tensor(photos.labels_of(rows.kept))
     return count(rows.plain, labels, num_seen=len(photos.class_names), seed=seed)
 
 

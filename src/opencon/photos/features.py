@@ -27,7 +27,7 @@ from opencon.data.augment import Augment, ViewParams, plain_view
 from opencon.data.color import to_gray
 from opencon.data.listings import printable
 from opencon.data.sources import read_images
-from opencon.encoders.pretrained import PretrainedEncoder
+from opencon.encoders.pretrained import PretrainedEncoder, open_encoder
 from opencon.errors import require
 from opencon.photos.cache import FeatureCache
 from opencon.runtime import fast_dtype, generator
@@ -45,6 +45,11 @@ HASH_THREADS = 4  # ours: they mostly wait for the disk
 ROWS_CPU, ROWS_GPU = 8, 512
 
 FLOAT16_MAX = 65504.0
+
+
+def views_for(steps: int) -> int:
+    """How many views of each photo are wanted: some where steps learn from them, else none."""
+    return VIEWS_FOR_STEPS if steps else 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -207,6 +212,11 @@ class Extractor:
         rows = ROWS_GPU if device.type == "cuda" else ROWS_CPU
         self.photos_at_once = max(1, rows // (1 + settings.num_views))
         self.is_gray = channels == 1
+
+    @classmethod
+    def open(cls, settings: FeatureSettings, device: torch.device) -> Extractor:
+        """With the encoder that the settings name."""
+        return cls(open_encoder(settings.encoder, settings.image_size), settings, device)
 
     def identity(self) -> dict[str, object]:
         """All that the features of a photo depend on besides its bytes."""

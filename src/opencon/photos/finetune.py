@@ -80,6 +80,7 @@ def finetune(
     num_seen = int(labels.max()) + 1
     images, kept, _ = read_images(paths, size)
     images, labels, classes = images.to(device), labels[kept], classes[kept]  # a photo may be gone by now
+    classes = torch.where(labels >= 0, labels, classes)  # what the user says is right
     ratio = int((labels >= 0).sum()) / max(int((classes < num_seen).sum()), 1)
     net.freeze(LAST.get(encoder.name, net.stages[-1]), "running")
     config = EncoderConfig(name=encoder.name, frozen_norm="running", mean=encoder.mean, std=encoder.std)

@@ -24,7 +24,7 @@ def download(source: str | Path, settings: str) -> Path:
     folder = Path(source).expanduser()
     if folder.exists() or isinstance(source, Path) or not NAME.fullmatch(source):
         return folder
-    hub = _hub(f"{source!r} is no folder here; fetching it from the hub")
+    hub = _hub(f"there is no folder {source!r}, and fetching a model of that name from the hub")
     try:
         fetched = Path(hub.snapshot_download(source, allow_patterns=FILES))
     except Exception as err:  # no network, no such name, no permission: each has an error of its own
@@ -46,7 +46,9 @@ def upload(repo: str, save: Callable[[Path], None], *, private: bool) -> str:
             return str(hub.upload_folder(repo_id=repo, folder_path=folder))
         except Exception as err:
             why = _reason(err)
-            raise RunError(f"{repo!r} cannot be uploaded to the hub ({why}). Log in with `hf auth login`.") from err
+            raise RunError(
+                f"{repo!r} cannot be uploaded to the hub ({why}). Look at the network, and log in with `hf auth login`."
+            ) from err
 
 
 def _reason(err: Exception) -> str:

@@ -12,7 +12,7 @@ import contextlib
 import itertools
 import os
 import statistics
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from opencon.data.listings import IMAGE_SUFFIXES, find_images, list_folder, prin
 from opencon.data.tables import LABEL_COLUMNS, PATH_COLUMNS, read_table
 from opencon.errors import ConfigError, DataError
 
+FEWEST = 4  # photos, ours: two classes of two
 SIZES_LOOKED_AT = 64  # photos whose sizes stand for all
 
 
@@ -46,6 +47,10 @@ class Photos:
         unlabeled = [path for path, label in zip(self.paths, self.labels, strict=True) if label < 0]
         folder = common_root(*{path.parent for path in unlabeled or self.paths})
         return folder.name or str(folder)
+
+    def labels_of(self, rows: Sequence[int]) -> list[int]:
+        """The labels of some photos, by number."""
+        return [self.labels[i] for i in rows]
 
     def names(self) -> list[str]:
         """The name of each photo: its path below the root, as text that may hold undecodable bytes."""
@@ -175,8 +180,8 @@ def check(photos: Photos) -> None:
             f"all {len(photos.paths)} photos carry a label ({some_names(photos.class_names)}): nothing is left to discover. "
             f"Give the others too, as --unlabeled, or without a label in the table."
         )
-    if len(photos.paths) < 4:
-        raise DataError(f"{len(photos.paths)} photos are too few to find groups in. Give at least 4.")
+    if len(photos.paths) < FEWEST:
+        raise DataError(f"{len(photos.paths)} photos are too few to find groups in. Give at least {FEWEST}.")
 
 
 def some_names(names: tuple[str, ...], limit: int = 4) -> str:

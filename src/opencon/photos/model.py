@@ -56,7 +56,7 @@ Progress = Callable[[int, int], None]  # photos done, and all
 Paths = str | Path | Iterable[str | Path]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class OpenConModel:
     """Photos to seen classes and new groups.
 
@@ -84,6 +84,10 @@ class OpenConModel:
             raise DataError(f"the model has {num} classes and groups, but {len(names)} names. Give one name for each.")
         if self.example_rows.shape != (sum(map(len, self.example_files)), self.classifier.dim):
             raise DataError(f"the examples' embeddings have shape {tuple(self.example_rows.shape)}, not one row each.")
+
+    def __repr__(self) -> str:
+        new = len(self.names) - self.num_seen_names
+        return f"<OpenConModel: {self.num_seen_names} seen classes and {new} new groups, by {self.encoder.name}>"
 
     @classmethod
     def of(
@@ -174,7 +178,7 @@ class OpenConModel:
     # --- prediction ---------------------------------------------------------------------------------------------------
 
     def predict(
-        self, paths: Paths, *, cache: Path | None = None, progress: Progress = lambda done, total: None
+        self, paths: Paths, *, cache: str | Path | None = None, progress: Progress = lambda done, total: None
     ) -> PhotoTable:
         """Predict photos. Returns a table with a row for each, in order.
 
@@ -186,12 +190,12 @@ class OpenConModel:
         return self.table(tuple(self.predict_each(paths, cache=cache, progress=progress)))
 
     def predict_each(
-        self, paths: Paths, *, cache: Path | None = None, progress: Progress = lambda done, total: None
+        self, paths: Paths, *, cache: str | Path | None = None, progress: Progress = lambda done, total: None
     ) -> Iterator[PhotoRow]:
         """The rows of `predict` one by one, as they are computed."""
         paths = [paths] if isinstance(paths, (str, Path)) else paths
         files = [file for path in paths for file in images_at(Path(path).expanduser())]
-        return self._predict(files, cache, progress)
+        return self._predict(files, None if cache is None else Path(cache).expanduser(), progress)
 
     def _predict(self, files: Sequence[Path], cache: Path | None, progress: Progress) -> Iterator[PhotoRow]:
         extractor = self._extractor
@@ -439,8 +443,7 @@ def _read_settings(folder: Path) -> dict[str, Any]:
     if isinstance(number, int) and number != FORMAT:
         way_out = "Run: pip install --upgrade opencon" if number > FORMAT else "Run the discovery again."
         raise RunError(
-            f"{folder} was written by opencon {version} (format {number}); this is opencon {__version__}, which reads "
-            f"format {FORMAT}. {way_out}"
+            f"the model in {folder} has format {number} (opencon {version}); this opencon reads format {FORMAT}. {way_out}"
         )
     return settings
 

@@ -29,6 +29,7 @@ def rename_from_table(run: Path, table: Path) -> tuple[dict[str, str], list[str]
         The new name of each group whose name changed, and the names that several classes or groups now share.
     """
     names, discoveries = read_names(table)
+    OpenConModel.from_pretrained(run)  # refuses a folder without one
     if discoveries and discoveries != {identity(RunFolder(run))}:
         raise RunError(
             f"{printable(table)} holds names for another discovery than the one that is in {run} now: groups have other "

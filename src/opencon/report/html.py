@@ -210,9 +210,8 @@ def _be(count: int) -> str:
 def _galleries(data: ReportData, rows: _Rows) -> list[dict[str, Any]]:
     """One gallery for each new group, each seen class, the outliers and the doubtful labels, as rows of photos."""
     galleries = []
-    room = MAX_PICTURES // max(
-        len(data.table.class_names), 1
-    )  # where classes are many, each shows fewer photos, but at least one
+    # Where classes are many, each shows fewer photos, but at least one.
+    room = MAX_PICTURES // max(len(data.table.class_names), 1)
     num_typical, num_unsure = min(NUM_TYPICAL, max(room * 2 // 3, 1)), min(NUM_UNSURE, room // 3)
 
     def add(kind: str, c: int, members: Ids, labeled: Ids) -> None:

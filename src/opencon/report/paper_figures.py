@@ -68,7 +68,7 @@ def class_figure(
         seed: of the projection.
     """
     z, truth = np.asarray(z, dtype=np.float64), np.asarray(truth)
-    _check_rows(len(z), truth=truth)
+    _check_lengths(len(z), truth=truth)
     _check_names(truth, class_names)
     chosen = choose_classes(truth, num_seen) if classes is None else sorted(classes)
     missing = sorted(set(chosen) - set(truth.tolist()))
@@ -138,7 +138,7 @@ def novelty_figure(
         path: where the PNG goes; its folder must exist.
     """
     novelty, truth = np.asarray(novelty, dtype=np.float64), np.asarray(truth)
-    _check_rows(len(truth), novelty=novelty)
+    _check_lengths(len(truth), novelty=novelty)
     figure = blank_figure((7.2, 4.4))
     axes = figure.add_axes((0.12, 0.14, 0.85, 0.68))
     is_novel = truth >= num_seen
@@ -188,7 +188,7 @@ def confusion_figure(
         path: where the PNG goes; its folder must exist.
     """
     predicted, truth = np.asarray(predicted), np.asarray(truth)
-    _check_rows(len(truth), predicted=predicted)
+    _check_lengths(len(truth), predicted=predicted)
     _check_names(truth, class_names)
     counts, classes, columns = confusion(predicted, truth)
     shares = counts / counts.sum(axis=1, keepdims=True)  # (true classes, groups)
@@ -275,7 +275,7 @@ def _short(name: str) -> str:
     return name if len(name) <= NAME_WIDTH else name[: NAME_WIDTH - 1] + "…"
 
 
-def _check_rows(M: int, **arrays: NDArray[Any]) -> None:
+def _check_lengths(M: int, **arrays: NDArray[Any]) -> None:
     if not M:
         raise DataError("there is no image to draw; a figure needs at least one.")
     for name, values in arrays.items():

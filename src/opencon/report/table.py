@@ -126,6 +126,8 @@ class PhotoTable(Sequence[PhotoRow]):
     def headline(self) -> str:
         """The outcome in one sentence, about the photos that had no label."""
         total, odd = len(self.unlabeled), self.num_unlike_everything
+        if not self.readable:
+            return f"{number_of(len(self), 'photo')}: none can be read" if len(self) else "no photo"
         if not total:
             labeled = len(self.readable)
             all_of_them = "The only photo carries" if labeled == 1 else f"All {labeled:,} photos carry"
@@ -171,7 +173,7 @@ class PhotoTable(Sequence[PhotoRow]):
         return pd.DataFrame([row.record() for row in self.rows], columns=list(COLUMNS))
 
     def __repr__(self) -> str:
-        return f"<PhotoTable: {self.headline}>" if self.readable else f"<PhotoTable: {len(self)} unreadable photos>"
+        return f"<PhotoTable: {self.headline}>"
 
     def _repr_html_(self) -> str:
         """What a notebook shows: the headline and the first rows."""
@@ -182,7 +184,7 @@ class PhotoTable(Sequence[PhotoRow]):
             for row in self.rows[:MOST_SHOWN]
         )
         more = f"<p>... and {len(self) - MOST_SHOWN:,} more</p>" if len(self) > MOST_SHOWN else ""
-        title = escape(self.headline) if self.readable else f"{len(self):,} photos, none of which can be read"
+        title = escape(self.headline)
         return f"<p>{title}</p><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{more}"
 
 
