@@ -95,13 +95,14 @@ class Embedder(nn.Module):
         With `views_together` there is one pass, and batch norm sees all views at once; else there is one pass per view.
         Views of another size follow in passes of their own, one for each size, which leave the running statistics alone.
         """
-        same = [view for view in views if view.shape[-1] == views[0].shape[-1]]
-        if len(same) < len(views):
-            others = views[len(same) :]
-            assert all(view.shape[-1] != views[0].shape[-1] for view in others), "views of one size stand together"
-            features = self.features_of_views(tuple(same))
+        size = views[0].shape[-1]
+        others = tuple(view for view in views if view.shape[-1] != size)
+        if others:
+            same = tuple(view for view in views if view.shape[-1] == size)
+            of_same = iter(self.features_of_views(same).chunk(len(same)))
             with quiet_norms(self):
-                return torch.cat([features, self.features_of_views(others)])
+                of_others = iter(self.features_of_views(others).chunk(len(others)))
+            return torch.cat([next(of_same if view.shape[-1] == size else of_others) for view in views])
         if self.config.views_together:
             return self.features(torch.cat(views))
         return torch.cat([self.features(view) for view in views])
