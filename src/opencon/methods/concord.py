@@ -163,7 +163,7 @@ class Concord(Method[ConcordConfig]):
         assert V >= 2, "swapped prediction needs a second view"
         features = self.embedder.features_of_views(batch.views)  # (N, F)
         cosines = self.classifier(features).view(V, B, -1)  # (V, B, C)
-        targets = self.targets(cosines[:2].detach(), batch.labels[:L])  # (2, B, C)
+        targets = self.targets(cosines[:2], batch.labels[:L])  # (2, B, C)
         log_p = (cosines / c.temperature).log_softmax(dim=2)
         full = -(targets.flip(0) * log_p[:2]).sum(dim=2)  # (2, B)
         logs = {"loss_swapped": full[:, L:].mean(), "loss_labels": full[:, :L].mean()}
