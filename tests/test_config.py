@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -10,13 +11,14 @@ from opencon.config import (
     RunConfig,
     SplitConfig,
     TrainConfig,
+    ViewConfig,
     differences,
     from_dict,
     to_dict,
     with_settings,
 )
 from opencon.errors import ConfigError
-from opencon.methods import METHODS, OpenConConfig
+from opencon.methods import METHODS, ConcordConfig, OpenConConfig
 
 
 def config():
@@ -112,6 +114,8 @@ BAD = [
     (AugmentConfig, {"jitter": (-0.4, 0.4, 0.4, 0.1)}, "augment.jitter"),
     (AugmentConfig, {"rotate": 200.0}, "augment.rotate = 200.0"),
     (AugmentConfig, {"shift": 1.0}, "augment.shift = 1.0"),
+    (ViewConfig, {"count": 0}, "views.count = 0 must be at least 1"),
+    (ViewConfig, {"size": 4}, "views.size = 4"),
     (EncoderConfig, {"name": "x", "mean": (0.5, 0.5)}, "encoder.mean has 2 values, std 1"),
     (EncoderConfig, {"name": "x", "std": (0.0,)}, "encoder.std"),
     (EncoderConfig, {"name": "x", "head_dim": 1}, "encoder.head_dim = 1"),
@@ -164,6 +168,55 @@ def test_both_views_are_of_one_size():
     assert from_dict(RunConfig, to_dict(config), method=OpenConConfig) == config
     with pytest.raises(ConfigError, match=r"strong\.size = 64 must be augment\.size = 32"):
         with_settings(config, ["strong.size=64"])
+
+
+def many_views():
+    """Two full views and three kinds of further ones."""
+    views = (ViewConfig(size=20, crop_scale=(0.2, 0.6), count=4), ViewConfig(count=2), ViewConfig(size=16))
+    return replace(config(), method=ConcordConfig(), views=views)
+
+
+def test_further_views_are_a_list_that_survives_files():
+    before = many_views()
+    data = json.loads(json.dumps(to_dict(before)))
+    assert [(view["size"], view["count"]) for view in data["views"]] == [(20, 4), (None, 2), (16, 1)]
+    assert from_dict(RunConfig, data, method=ConcordConfig) == before
+    del data["views"]  # a run from before there were any
+    assert from_dict(RunConfig, data, method=ConcordConfig).views == ()
+
+
+@pytest.mark.parametrize(
+    ("setting", "read"),
+    [
+        ("views.0.size=18", lambda views: [view.size for view in views] == [18, None, 16]),
+        ("views.1.crop_scale=0.5,1", lambda views: views[1].crop_scale == (0.5, 1.0) and views[0].crop_scale[1] == 0.6),
+        ('views=[{"size": 24, "count": 3}]', lambda views: views == (ViewConfig(size=24, count=3),)),
+        ("views=[]", lambda views: views == ()),
+    ],
+)
+def test_set_reaches_further_views_by_their_number(setting, read):
+    assert read(with_settings(many_views(), [setting]).views)
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("views.3.size=18", r"there is no section 'views\.3'.* Known here: 0, 1, 2"),
+        ("views.0.sise=18", r"unknown setting 'views\.0\.sise'\. Did you mean 'size'\?"),
+        ("views.0.count=two", r"views\.0\.count = 'two' must be a whole number"),
+        ("views.0=5", r"views is a list\. Give all of it"),
+        ("views=5", r"views = 5 must be a list"),
+        ("views=[5]", r"views\.0 = 5 must be a section"),
+    ],
+)
+def test_set_refuses_further_views_that_do_not_fit(setting, message):
+    with pytest.raises(ConfigError, match=message):
+        with_settings(many_views(), [setting])
+
+
+def test_a_method_of_two_views_refuses_more():
+    with pytest.raises(ConfigError, match=r"opencon uses two views of an image and can do nothing with more"):
+        with_settings(config(), ['views=[{"size": 20}]'])
 
 
 def test_a_setting_without_its_section_is_told_its_full_name():

@@ -38,6 +38,7 @@ def chosen(
 
 def test_small_color_views_on_a_gpu_have_a_kernel(monkeypatch):
     assert chosen(monkeypatch)
+    assert chosen(monkeypatch, size=20)  # of no power of two
     assert chosen(monkeypatch, size=16, source=(64, 32), settings={"jitter_p": 0.0, "gray_p": 0.0, "flip_p": 0.0})
 
 
@@ -49,7 +50,7 @@ def test_small_color_views_on_a_gpu_have_a_kernel(monkeypatch):
         {"settings": {"crop_scale": None}},
         {"channels": 1},
         {"size": 128},
-        {"size": 8},
+        {"size": 15},
         {"source": (36, 32)},
         {"kernels": False},
         {"is_cuda": False},

@@ -70,6 +70,8 @@ class SplitConfig:
 class AugmentConfig:
     """How a view is made from an image. Probabilities are per image; the defaults are the released ones for CIFAR."""
 
+    section: ClassVar[str] = "augment"  # in messages
+
     size: int | None = None  # side of a view in pixels; None: as the images are stored
     crop_scale: tuple[float, float] | None = (0.2, 1.0)  # share of the area a random resized crop keeps; None: no crop
     crop_ratio: tuple[float, float] = (3 / 4, 4 / 3)  # its width over height, log-uniform (torchvision's default)
@@ -84,21 +86,36 @@ class AugmentConfig:
     zoom: tuple[float, float] = (1.0, 1.0)  # scale of rotate/shift warps, uniform
 
     def __post_init__(self) -> None:
+        at = self.section
         for name in ("flip_p", "jitter_p", "gray_p", "blur_p"):
             p = getattr(self, name)
-            require(0.0 <= p <= 1.0, f"augment.{name} = {p} must lie between 0 and 1.")
-        require(self.size is None or self.size >= 8, f"augment.size = {self.size} must be at least 8 pixels.")
+            require(0.0 <= p <= 1.0, f"{at}.{name} = {p} must lie between 0 and 1.")
+        require(self.size is None or self.size >= 8, f"{at}.size = {self.size} must be at least 8 pixels.")
         low, high = self.crop_scale or (1.0, 1.0)
-        require(0.0 < low <= high <= 1.0, f"augment.crop_scale = {self.crop_scale} must satisfy 0 < low <= high <= 1.")
+        require(0.0 < low <= high <= 1.0, f"{at}.crop_scale = {self.crop_scale} must satisfy 0 < low <= high <= 1.")
         for name in ("crop_ratio", "blur_sigma", "zoom"):
             low, high = getattr(self, name)
-            require(0.0 < low <= high, f"augment.{name} = {(low, high)} must satisfy 0 < low <= high.")
+            require(0.0 < low <= high, f"{at}.{name} = {(low, high)} must satisfy 0 < low <= high.")
         require(
             all(j >= 0 for j in self.jitter) and self.jitter[3] <= 0.5,
-            f"augment.jitter = {self.jitter} must not be negative, and hue (the last) at most 0.5.",
+            f"{at}.jitter = {self.jitter} must not be negative, and hue (the last) at most 0.5.",
         )
-        require(0.0 <= self.rotate <= 180.0, f"augment.rotate = {self.rotate} must lie between 0 and 180 degrees.")
-        require(0.0 <= self.shift < 1.0, f"augment.shift = {self.shift} must lie in [0, 1).")
+        require(0.0 <= self.rotate <= 180.0, f"{at}.rotate = {self.rotate} must lie between 0 and 180 degrees.")
+        require(0.0 <= self.shift < 1.0, f"{at}.shift = {self.shift} must lie in [0, 1).")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ViewConfig(AugmentConfig):
+    """Further views, after the two full ones: how each is made, and how many there are."""
+
+    section: ClassVar[str] = "views"
+
+    size: int | None = None  # None: as the full views
+    count: int = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.count >= 1, f"views.count = {self.count} must be at least 1.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,6 +147,7 @@ class MethodConfig:
     uses_labels: ClassVar[bool] = True  # False: every image is treated as unlabeled (pre-training)
     projects: ClassVar[bool] = True  # False: no projection head, the encoder's features are the embedding
     trains: ClassVar[bool] = True  # False: it has no step, and its runs have no epoch
+    more_views: ClassVar[bool] = False  # True: it can use views beyond the first two, of other sizes, too
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -201,9 +219,14 @@ class RunConfig:
     train: TrainConfig
     augment: AugmentConfig = field(default_factory=AugmentConfig)
     strong: AugmentConfig | None = None  # how the second view is made; None: as the first
+    views: tuple[ViewConfig, ...] = ()  # further ones, after these two
     eval: EvalConfig = field(default_factory=EvalConfig)
 
     def __post_init__(self) -> None:
+        require(
+            not self.views or self.method.more_views,
+            f"{self.method.name} uses two views of an image and can do nothing with more. Leave views out (views=[]).",
+        )
         first, second = self.augment.size, self.strong.size if self.strong is not None else self.augment.size
         require(first == second, f"strong.size = {second} must be augment.size = {first}: both views are of one size.")
 
@@ -219,7 +242,7 @@ def to_dict(config: Any) -> dict[str, Any]:
         if dataclasses.is_dataclass(value):
             value = to_dict(value)
         elif isinstance(value, tuple):
-            value = list(value)
+            value = [to_dict(inner) if dataclasses.is_dataclass(inner) else inner for inner in value]
         out[f.name] = value
     return out
 
@@ -257,7 +280,10 @@ def from_dict(cls: type[C], data: Mapping[str, Any], *, method: type[MethodConfi
 
 
 def with_settings(config: C, settings: Iterable[str]) -> C:
-    """Apply `a.b=c` settings to a copy. Values are read as JSON where they are JSON, else as text."""
+    """Apply `a.b=c` settings to a copy. Values are read as JSON where they are JSON, else as text.
+
+    An entry of a list of sections goes by its number: `views.0.size=16`.
+    """
     data = to_dict(config)
     for setting in settings:
         key, equals, text = setting.partition("=")
@@ -266,16 +292,17 @@ def with_settings(config: C, settings: Iterable[str]) -> C:
         holders = [name for name, inner in data.items() if isinstance(inner, dict) and last in inner]
         full = " or ".join(f"{name}.{last}" for name in holders)
         require(bool(sections) or last in data or not holders, f"--set {key}: did you mean {full}?")
-        section = data
+        section: Any = data
         for depth, name in enumerate(sections):
-            inner = section.get(name)
+            known = {str(i): inner for i, inner in enumerate(section)} if isinstance(section, list) else section
             where = ".".join(sections[: depth + 1])
             require(
-                isinstance(inner, dict),
-                f"--set {key}: there is no section {where!r}.{did_you_mean(name, section)} "
-                f"Known here: {', '.join(sorted(section))}.",
+                isinstance(known.get(name), (dict, list)),
+                f"--set {key}: there is no section {where!r}.{did_you_mean(name, known)} "
+                f"Known here: {', '.join(sorted(known)) or 'none'}.",
             )
-            section = typing.cast("dict[str, Any]", inner)
+            section = known[name]
+        require(isinstance(section, dict), f"--set {key}: {'.'.join(sections)} is a list. Give all of it.")
         section[last] = _parse(text.strip())
     method = getattr(config, "method", None)
     return from_dict(type(config), data, method=type(method) if method is not None else None)
@@ -321,7 +348,8 @@ def _convert(value: Any, hint: Any, at: str) -> Any:
             value = [_parse(part.strip()) for part in value.strip("()[] ").split(",") if part.strip()]
         require(isinstance(value, (list, tuple)), f"{at} = {value!r} must be a list.")
         if args[-1] is Ellipsis:
-            return tuple(_convert(v, args[0], at) for v in value)
+            named = dataclasses.is_dataclass(args[0])  # a list of sections: each goes by its number
+            return tuple(_convert(v, args[0], f"{at}.{i}" if named else at) for i, v in enumerate(value))
         require(len(value) == len(args), f"{at} = {value!r} must have {len(args)} values.")
         return tuple(_convert(v, a, at) for v, a in zip(value, args, strict=True))
     if dataclasses.is_dataclass(hint):

@@ -159,6 +159,18 @@ def test_views_come_out_view_by_view():
     torch.testing.assert_close(embedder.embed_views((a, b)), torch.cat([embedder(a), embedder(b)]))
 
 
+def test_views_of_another_size_have_a_pass_of_their_own_that_leaves_the_statistics_alone():
+    views = tuple(pictures(4, size=size, seed=seed) for seed, size in enumerate((8, 8, 6, 7, 6)))
+    together, apart = make(), make()
+    found = together.features_of_views(views)
+    want = [apart.features(torch.cat(views[:2]))]
+    statistics = {name: value.clone() for name, value in apart.named_buffers() if "running" in name}
+    third, fifth = apart.features(torch.cat((views[2], views[4]))).chunk(2)
+    assert torch.equal(found, torch.cat([*want, third, apart.features(views[3]), fifth]))
+    assert all(torch.equal(dict(together.named_buffers())[name], value) for name, value in statistics.items())
+    assert all(norm.momentum == 0.1 for norm in together.modules() if isinstance(norm, nn.BatchNorm2d))  # torch's own
+
+
 # --- building ---------------------------------------------------------------------------------------------------------
 
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from opencon.encoders import base, resnet
+from opencon.encoders.embedder import quiet_norms
 from opencon.encoders.resnet import BasicBlock, Bottleneck, ResNet
 from tests.naive import norm_kernel
 
@@ -186,3 +187,24 @@ def test_a_copy_has_its_own(fused, monkeypatch):
     other = copy.deepcopy(net)
     assert other.fused.units[0].conv is other.stem.conv1
     assert other.fused.units[0].conv is not net.stem.conv1
+
+
+def test_two_passes_of_different_sizes_in_one_step(fused):
+    """Gradients add up; a pass that is to be quiet leaves the running statistics alone."""
+    net = network().double()
+    other, small, large = copy.deepcopy(net), images(6, 10).double(), images(4, 16).double()
+    found = []
+    for n, forward in ((net, lambda x: plain(net, x)), (other, fused_form(fused, other))):
+        out = n.pool(forward(large)).square().sum()
+        with quiet_norms(n):
+            out = out + n.pool(forward(small)).square().sum()
+        out.backward()
+        found.append({name: p.grad for name, p in n.named_parameters()})
+    for name, grad in found[0].items():
+        torch.testing.assert_close(found[1][name], grad, atol=1e-9 * float(grad.abs().max()), rtol=0, msg=name)
+    alone = network().double()
+    plain(alone, large)
+    for n in (net, other):
+        for (name, new), old in zip(n.named_buffers(), alone.buffers(), strict=True):
+            if not name.endswith("num_batches_tracked"):
+                torch.testing.assert_close(new, old, atol=1e-9, rtol=1e-9, msg=name)

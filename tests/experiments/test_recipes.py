@@ -323,6 +323,16 @@ def test_a_weak_view_is_not_changed_without_the_strong_one(tmp_path):
     assert (config.augment.flip_p, config.strong.flip_p) == (0.5, 0.4)
 
 
+def test_a_file_lists_further_views(tmp_path):
+    file = tmp_path / "c.toml"
+    crops = "[[views]]\nsize = 18\ncount = 2\n[[views]]\nsize = 16\n"
+    file.write_text(f'recipe = "concord/cifar100"\n{crops}')
+    assert [(view.size, view.count) for view in read_config(file).views] == [(18, 2), (16, 1)]
+    file.write_text(f'recipe = "cifar100"\n{crops}')
+    with pytest.raises(ConfigError, match="opencon uses two views"):
+        read_config(file)
+
+
 def test_methods_and_data_sets_are_not_mixed_up():
     with pytest.raises(ConfigError, match=r"orca is a method\. Add a data set: orca/digits, for example"):
         get_recipe("orca")

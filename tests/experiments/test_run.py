@@ -16,20 +16,31 @@ from opencon.config import (
     RunConfig,
     SplitConfig,
     TrainConfig,
+    ViewConfig,
     to_dict,
     with_settings,
 )
-from opencon.data.benchmarks import load_dataset
+from opencon.data.benchmarks import DATASETS, load_dataset
 from opencon.data.split import Split
 from opencon.encoders import Embedder, Encoder
 from opencon.errors import ConfigError, DivergedError, RunError
 from opencon.experiments import train as train_module
 from opencon.experiments import workbench
 from opencon.experiments.evaluate import draw, evaluate_run
-from opencon.experiments.plan import plan
+from opencon.experiments.plan import check_fits, plan
+from opencon.experiments.recipes import get_recipe, run_config
 from opencon.experiments.train import Callbacks, train
 from opencon.experiments.workbench import build_loader, open_run, prepare
-from opencon.methods import METHODS, GCDConfig, KMeansConfig, OpenCon, OpenConConfig, SimCLRConfig, SimGCDConfig
+from opencon.methods import (
+    METHODS,
+    ConcordConfig,
+    GCDConfig,
+    KMeansConfig,
+    OpenCon,
+    OpenConConfig,
+    SimCLRConfig,
+    SimGCDConfig,
+)
 from opencon.training.run_folder import RunFolder
 
 CPU = torch.device("cpu")
@@ -124,6 +135,40 @@ def test_interrupted_and_resumed_equals_never_interrupted(finished, tmp_path, st
         return [{k: v for k, v in r.items() if k != "seconds"} for r in RunFolder(folder).read_metrics()]
 
     assert losses(finished[0]) == losses(out)
+
+
+def test_a_run_with_further_views_is_recorded_and_resumed(tmp_path):
+    crops = ViewConfig(size=10, crop_scale=(0.5, 1.0), flip_p=0, jitter_p=0, gray_p=0, count=2)
+    config = replace(small("train.epochs=2"), method=ConcordConfig(mirror=False), views=(crops,))
+    assert plan(config)["views"] == "2 of 8 px, 2 of 10 px"
+    whole, out = tmp_path / "whole", tmp_path / "run"
+    train(config, whole, CPU)
+
+    def interrupt(record):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(config, out, CPU, callbacks=Callbacks(epoch_done=interrupt))
+    with pytest.raises(ConfigError, match="other settings:\n  views: "):
+        train(replace(config, views=()), out, CPU)
+    train(config, out, CPU)
+    assert_same_state(weights(whole), weights(out))
+    assert run_config(json.loads((out / "config.json").read_text())) == config
+
+
+def test_a_run_from_before_there_were_further_views_is_resumed(tmp_path):
+    out = tmp_path / "run"
+
+    def interrupt(record):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(small("train.epochs=2"), out, CPU, callbacks=Callbacks(epoch_done=interrupt))
+    recorded, kept = json.loads((out / "config.json").read_text()), torch.load(out / "checkpoint.pt", weights_only=True)
+    del recorded["views"], kept["config"]["views"]
+    (out / "config.json").write_text(json.dumps(recorded))
+    torch.save(kept, out / "checkpoint.pt")
+    assert train(small("train.epochs=2"), out, CPU)["epoch"] == 1
 
 
 def test_statistics_of_the_frozen_part_are_measured_once_on_the_first_views(tmp_path, monkeypatch):
@@ -337,6 +382,11 @@ def test_what_cannot_work_is_refused_before_anything_is_loaded(settings, message
     for look in (plan, lambda config: prepare(config, CPU)):
         with pytest.raises(ConfigError, match=message):
             look(small(*settings))
+
+
+def test_a_further_view_that_the_encoder_cannot_take_is_refused():
+    with pytest.raises(ConfigError, match=r"multiple of 16 pixels, but these have 90"):
+        check_fits(with_settings(get_recipe("concord/cub200"), ["views.0.size=90"]), DATASETS["cub200"].info)
 
 
 def test_frozen_random_weights_are_pointed_out():

@@ -188,6 +188,18 @@ def test_fused_captured_and_compiled_equals_plain():
         assert b["loss"] == pytest.approx(a["loss"], rel=tolerance)
 
 
+def test_small_crops_fused_and_captured_equal_plain():
+    """Two sizes in one step: view kernels, passes with hand-written gradients, one graph."""
+    off, slow = ["train.capture=false", "train.kernels=false"], "train.lr=0.002"
+    plain, _ = trained(bench=cifar_like(*off, slow, recipe="concord/cifar100"))
+    bench = cifar_like(slow, recipe="concord/cifar100")
+    assert bench.method.embedder.encoder.fused is not None
+    fast, _ = trained(bench=bench)
+    for a, b, tolerance in zip(plain[:2], fast[:2], (1e-2, 3e-2), strict=True):
+        for term in ("loss", "loss_swapped", "loss_crops", "loss_labels", "loss_contrast"):
+            assert b[term] == pytest.approx(a[term], rel=tolerance), term
+
+
 def test_a_resumed_run_obeys_the_milestone_in_its_graph(tmp_path, monkeypatch):
     """The rate lives on the device, where the recorded step reads it; a restored one must not replace it."""
     made = []

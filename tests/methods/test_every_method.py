@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from sklearn.metrics import normalized_mutual_info_score
 
-from opencon.config import AugmentConfig, DataConfig, EncoderConfig, RunConfig, SplitConfig, TrainConfig
+from opencon.config import AugmentConfig, DataConfig, EncoderConfig, RunConfig, SplitConfig, TrainConfig, ViewConfig
 from opencon.data.benchmarks import DIGITS, Dataset
 from opencon.data.sources import from_arrays
 from opencon.experiments.workbench import assemble, build_loader
@@ -135,7 +135,7 @@ class TestEveryMethod:
 
     def test_docstring_names_the_paper(self, name):
         entry = METHODS[name]
-        assert entry.paper.startswith(("arXiv:", "doi:", "PMLR "))
+        assert entry.paper.startswith(("arXiv:", "doi:", "PMLR ")) or entry.paper == "ours"
         heading = sys.modules[entry.build.__module__].__doc__.splitlines()[0]
         assert entry.paper in heading
         assert str(entry.year) in heading
@@ -174,12 +174,12 @@ class TestEveryMethod:
                 assert got.novelty.shape == (len(bank.z),)
 
     def test_classes_to_start_from_do_no_harm(self, name):
-        """A method takes them or leaves them: it keeps its parameters, trains on, and gives every image a class."""
+        """A method takes them or leaves them: it keeps its encoder, trains on, and gives every image a class."""
         bench = bench_of(name)
         bank = bench.bank()
-        before = {key: p.clone() for key, p in bench.method.named_parameters()}
+        before = {key: p.clone() for key, p in bench.method.embedder.named_parameters()}
         bench.method.start_from(FeatureBank(F.normalize(bank.z, dim=1), bank.labels), DATA.train.classes)
-        assert all(torch.equal(p, before[key]) for key, p in bench.method.named_parameters())
+        assert all(torch.equal(p, before[key]) for key, p in bench.method.embedder.named_parameters())
         classes = train(bench).method.assign(bench.bank()).classes
         assert ((classes >= 0) & (classes < NUM_CLASSES)).all()
         assert all(torch.isfinite(p).all() for p in bench.method.parameters())
@@ -315,6 +315,21 @@ def test_the_first_view_is_the_weak_one_and_the_second_the_strong_one():
     assert not torch.allclose(batch.views[1], untouched, atol=0.05)
     both = batch_of(assemble(replace(settings, strong=None), DATA, CPU))
     assert torch.equal(both.views[0], both.views[1])
+
+
+def test_further_views_follow_the_two_in_their_sizes():
+    small = ViewConfig(size=10, crop_scale=(0.2, 0.6), jitter_p=0, gray_p=0, count=2)
+    same = ViewConfig(crop_scale=None, flip_p=0, jitter_p=0, gray_p=0)
+    settings = replace(config("concord"), views=(small, same))
+    bench = assemble(settings, DATA, CPU)
+    batch, two = batch_of(bench), batch_of(bench_of("concord"))
+    assert [view.shape[-1] for view in batch.views] == [8, 8, 10, 10, 8]
+    assert torch.equal(batch.rows, two.rows)
+    assert all(torch.equal(*pair) for pair in zip(batch.views[:2], two.views, strict=True))  # they change nothing
+    assert not torch.equal(batch.views[2], batch.views[3])
+    assert torch.equal(batch.views[4], bench.images[batch.rows].float() / 255)
+    measured = list(build_loader(bench).first_views(1))
+    assert [view.shape[-1] for view in measured] == [8, 8]
 
 
 def test_held_out_images_are_judged_by_their_own_rows():

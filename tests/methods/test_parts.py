@@ -120,6 +120,20 @@ def test_warming_up_forgets_the_start():
     assert min(0.5, 12 / 21) == 0.5  # the last ones at full momentum
 
 
+def test_average_restarts_as_the_module_is_now():
+    scale = Scale(1.0)
+    average = WeightAverage(scale, 0.5, warms_up=True)
+    average.update()
+    with torch.no_grad():
+        scale.factor.fill_(4.0)
+    average.restart()
+    assert average(torch.tensor(1.0)).item() == 4.0
+    with torch.no_grad():
+        scale.factor.fill_(0.0)
+    average.update()
+    assert average(torch.tensor(1.0)).item() == pytest.approx(4.0 * 2 / 11)  # warms up anew
+
+
 def test_average_starts_as_the_module():
     module = network().eval()
     average = WeightAverage(module, 0.9)

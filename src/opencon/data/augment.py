@@ -27,7 +27,8 @@ from opencon.runtime import has_triton
 
 CROP_TRIES = 10  # torchvision's RandomResizedCrop; then the largest centered crop of an allowed ratio
 
-# Triton counts in powers of two, and multiplies matrices from 16 on; more than 64 fill a program.
+# Sides of images that the kernel reads: Triton counts in powers of two, and multiplies matrices from 16 on; more than 64
+# fill a program. A view may have any side between, since the kernel pads it to the next power of two.
 KERNEL_SIDES = (16, 32, 64)
 
 
@@ -106,7 +107,8 @@ class Augment:
 
     def has_kernel(self, images: Tensor, params: ViewParams) -> bool:
         """Whether the kernel makes these views: small color images, cropped, neither warped nor blurred."""
-        is_small = {*images.shape[-2:], self.image_size}.issubset(KERNEL_SIDES)
+        fits_in = KERNEL_SIDES[0] <= self.image_size <= KERNEL_SIDES[-1]
+        is_small = fits_in and {*images.shape[-2:]}.issubset(KERNEL_SIDES)
         is_simple = params.box is not None and params.angle is None and params.is_blurred is None
         fits = self.channels == 3 and is_small and is_simple
         return fits and self.kernels and images.is_cuda and has_triton()

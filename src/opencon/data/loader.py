@@ -128,11 +128,11 @@ class TwoStreamLoader:
         return Batch(views, self.labels[now.rows], self.num_labeled, now.rows)
 
     def first_views(self, most_steps: int) -> Generator[Tensor, None, None]:
-        """The views of the first steps of training, one by one."""
+        """The two full views of the first steps of training, one by one."""
         draws = self.draw(0)
         with closing(self.feed(draws)) as feed:
             for index in islice(feed, most_steps):
-                yield from self.batch(draws, torch.tensor([index], device=self.images.device)).views
+                yield from self.batch(draws, torch.tensor([index], device=self.images.device)).views[:2]
 
 
 def tree_map(function: Callable[[Tensor], Tensor], tree: Any) -> Any:

@@ -20,21 +20,23 @@ from opencon.data.color import BRIGHTNESS, CONTRAST, HUE, SATURATION
 
 
 @triton.jit  # type: ignore[untyped-decorator, unused-ignore]
-def _shares(start, length, is_flipped, SIZE: tl.constexpr, SOURCE: tl.constexpr):  # type: ignore[no-untyped-def]
-    """(SIZE, SOURCE): `augment._resize_weights` of one image."""
+def _shares(  # type: ignore[no-untyped-def]
+    start, length, is_flipped, SIZE: tl.constexpr, PADDED: tl.constexpr, SOURCE: tl.constexpr
+):
+    """(PADDED, SOURCE): `augment._resize_weights` of one image; rows from SIZE on mean nothing."""
     step = length / SIZE
-    along = step * (tl.arange(0, SIZE) + 0.5)
+    along = step * (tl.arange(0, PADDED) + 0.5)
     center = start + tl.where(is_flipped, length - along, along)
     pixel = tl.arange(0, SOURCE) + 0.5
     depth = tl.minimum(pixel - start, start + length - pixel)
     shares = 1.0 - tl.abs(pixel[None, :] - center[:, None]) / tl.maximum(step, 1.0)
     shares = tl.maximum(tl.minimum(shares, 2.0 * depth[None, :]), 0.0)
-    return shares / tl.sum(shares, axis=1)[:, None]
+    return shares / tl.maximum(tl.sum(shares, axis=1), 1e-30)[:, None]  # rows that mean nothing may see no pixel
 
 
 @triton.jit  # type: ignore[untyped-decorator, unused-ignore]
 def _cut(image_ptr, rows, columns, HEIGHT: tl.constexpr, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
-    """(S, S): one channel of `augment.resized_crop`. Sides are far too small for TF32 to pay."""
+    """(PADDED, PADDED): one channel of `augment.resized_crop`. Sides are far too small for TF32 to pay."""
     offsets = tl.arange(0, HEIGHT)[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
     pixels = tl.load(image_ptr + offsets).to(tl.float32) / 255.0
     across = tl.dot(pixels, tl.trans(columns), input_precision="ieee")
@@ -68,8 +70,8 @@ def _due(factors_ptr, turns_ptr, turn, rest, COLUMN: tl.constexpr):  # type: ign
 @triton.jit  # type: ignore[untyped-decorator, unused-ignore]
 def _views(  # type: ignore[no-untyped-def]
     images_ptr, box_ptr, is_flipped_ptr, is_jittered_ptr, factors_ptr, turns_ptr, is_gray_ptr, out_ptr,
-    HEIGHT: tl.constexpr, WIDTH: tl.constexpr, SIZE: tl.constexpr, FLIPS: tl.constexpr, GRAYS: tl.constexpr,
-    TURNS: tl.constexpr, BRIGHTNESS_COLUMN: tl.constexpr, CONTRAST_COLUMN: tl.constexpr,
+    HEIGHT: tl.constexpr, WIDTH: tl.constexpr, SIZE: tl.constexpr, PADDED: tl.constexpr, FLIPS: tl.constexpr,
+    GRAYS: tl.constexpr, TURNS: tl.constexpr, BRIGHTNESS_COLUMN: tl.constexpr, CONTRAST_COLUMN: tl.constexpr,
     SATURATION_COLUMN: tl.constexpr, HUE_COLUMN: tl.constexpr,
 ):  # fmt: skip
     own = tl.program_id(0).to(tl.int64)
@@ -77,9 +79,12 @@ def _views(  # type: ignore[no-untyped-def]
     top, left = tl.load(box_ptr).to(tl.float32), tl.load(box_ptr + 1).to(tl.float32)
     height, width = tl.load(box_ptr + 2).to(tl.float32), tl.load(box_ptr + 3).to(tl.float32)
     is_flipped = tl.load(is_flipped_ptr + own) != 0 if FLIPS else False
-    rows = _shares(top, height, False, SIZE, HEIGHT)
-    columns = _shares(left, width, is_flipped, SIZE, WIDTH)
+    rows = _shares(top, height, False, SIZE, PADDED, HEIGHT)
+    columns = _shares(left, width, is_flipped, SIZE, PADDED, WIDTH)
     images_ptr += own * 3 * HEIGHT * WIDTH
+    # Triton counts in powers of two: of PADDED x PADDED pixels, SIZE x SIZE are the view.
+    row, column = tl.arange(0, PADDED)[:, None], tl.arange(0, PADDED)[None, :]
+    exists = (row < SIZE) & (column < SIZE)
     r = _cut(images_ptr, rows, columns, HEIGHT, WIDTH)
     g = _cut(images_ptr + HEIGHT * WIDTH, rows, columns, HEIGHT, WIDTH)
     b = _cut(images_ptr + 2 * HEIGHT * WIDTH, rows, columns, HEIGHT, WIDTH)
@@ -94,7 +99,8 @@ def _views(  # type: ignore[no-untyped-def]
                 brightness = _due(factors_ptr, turns_ptr, turn, 1.0, BRIGHTNESS_COLUMN)
                 keep = brightness * contrast * saturation  # all but one are 1
                 gray = _luma(r, g, b)
-                base = (1.0 - contrast) * (tl.sum(gray) / (SIZE * SIZE)) + (1.0 - saturation) * gray
+                mean = tl.sum(tl.where(exists, gray, 0.0)) / (SIZE * SIZE)
+                base = (1.0 - contrast) * mean + (1.0 - saturation) * gray
                 r, g, b = _unit(keep * r + base), _unit(keep * g + base), _unit(keep * b + base)
                 shift = _due(factors_ptr, turns_ptr, turn, 0.0, HUE_COLUMN)
                 if shift != 0.0:
@@ -109,11 +115,11 @@ def _views(  # type: ignore[no-untyped-def]
             r = _luma(r, g, b)
             g, b = r, r
 
-    offsets = tl.arange(0, SIZE)[:, None] * SIZE + tl.arange(0, SIZE)[None, :]
+    offsets = row * SIZE + column
     out_ptr += own * 3 * SIZE * SIZE
-    tl.store(out_ptr + offsets, r)
-    tl.store(out_ptr + SIZE * SIZE + offsets, g)
-    tl.store(out_ptr + 2 * SIZE * SIZE + offsets, b)
+    tl.store(out_ptr + offsets, r, mask=exists)
+    tl.store(out_ptr + SIZE * SIZE + offsets, g, mask=exists)
+    tl.store(out_ptr + 2 * SIZE * SIZE + offsets, b, mask=exists)
 
 
 def views_kernel(
@@ -128,7 +134,7 @@ def views_kernel(
     is_jittered: Tensor | None,
     is_gray: Tensor | None,
 ) -> Tensor:
-    """Crop, flip, jitter and gray of color images whose sides are among `augment.KERNEL_SIDES`.
+    """Crop, flip, jitter and gray of color images that `Augment.has_kernel` allows.
 
     `augment.ViewParams` describes the tensors; None switches an operation off. `operations` are those of the columns of
     `factors` and `turns`.
@@ -140,7 +146,8 @@ def views_kernel(
     out = images.new_empty((num_images, 3, size, size), dtype=torch.float32)
     _views[(num_images,)](
         *(None if tensor is None else tensor.contiguous() for tensor in inputs), out,
-        height, width, size, is_flipped is not None, is_gray is not None, num_turns, *columns,
+        height, width, size, triton.next_power_of_2(size), is_flipped is not None, is_gray is not None, num_turns,
+        *columns,
         num_warps=4 if size <= 32 else 8,
     )  # fmt: skip
     return out

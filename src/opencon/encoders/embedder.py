@@ -5,7 +5,8 @@ Letters: B images in a batch, V views, C channels, F features, D embedding size.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 import torch
 import torch.nn.functional as F
@@ -18,6 +19,20 @@ from opencon.errors import require
 from opencon.runtime import fast_dtype
 
 AUTOCAST: dict[Precision, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+@contextmanager
+def quiet_norms(module: nn.Module) -> Iterator[None]:
+    """Inside, batch norms keep their running statistics: those of small crops are not those of images."""
+    norms = [part for part in module.modules() if isinstance(part, nn.BatchNorm2d)]
+    momenta = [norm.momentum for norm in norms]
+    for norm in norms:
+        norm.momentum = 0.0
+    try:
+        yield
+    finally:
+        for norm, momentum in zip(norms, momenta, strict=True):
+            norm.momentum = momentum
 
 
 class Embedder(nn.Module):
@@ -78,7 +93,16 @@ class Embedder(nn.Module):
         """V views (B, C, H, W) -> (V * B, F), view by view: the input of the head, not normalized.
 
         With `views_together` there is one pass, and batch norm sees all views at once; else there is one pass per view.
+        Views of another size follow in passes of their own, one for each size, which leave the running statistics alone.
         """
+        size = views[0].shape[-1]
+        others = tuple(view for view in views if view.shape[-1] != size)
+        if others:
+            same = tuple(view for view in views if view.shape[-1] == size)
+            of_same = iter(self.features_of_views(same).chunk(len(same)))
+            with quiet_norms(self):
+                of_others = iter(self.features_of_views(others).chunk(len(others)))
+            return torch.cat([next(of_same if view.shape[-1] == size else of_others) for view in views])
         if self.config.views_together:
             return self.features(torch.cat(views))
         return torch.cat([self.features(view) for view in views])

@@ -41,6 +41,10 @@ def plan(config: RunConfig, *, download: bool = False) -> dict[str, str]:
         )
         on = {"unlabeled": "the unlabeled training images", "test": "the held-out test images"}[config.eval.on]
         shown["evaluation"] = f"protocol {config.eval.protocol}, on {on}"
+    if config.views:
+        full = config.augment.size or info.image_size
+        further = [f"{view.count} of {view.size or full} px" for view in config.views]
+        shown["views"] = ", ".join([f"2 of {full} px", *further])
     if encoder.weights is None and config.train.epochs == 0:
         shown["note"] = "random weights that learn nothing say little about the images: give --weights"
     elif encoder.weights is None and encoder.train_from != "all":
@@ -51,9 +55,11 @@ def plan(config: RunConfig, *, download: bool = False) -> dict[str, str]:
 def check_fits(config: RunConfig, info: DatasetInfo) -> None:
     """Refuse what cannot work before anything is loaded."""
     num_train = info.num_train
+    full = config.augment.size or info.image_size
     with torch.device("meta"), seeded(0):  # shapes alone
-        encoder = ENCODERS[config.encoder.name].build(info.channels, config.augment.size or info.image_size)
-        encoder.freeze(config.encoder.train_from)
+        for size in dict.fromkeys([full, *(view.size or full for view in config.views)]):
+            encoder = ENCODERS[config.encoder.name].build(info.channels, size)
+            encoder.freeze(config.encoder.train_from)
     if config.train.epochs and not config.method.trains:
         raise ConfigError(f"{config.method.name} learns nothing: train.epochs = {config.train.epochs} must be 0.")
     # Without an epoch there is no batch: any size will do.

@@ -131,6 +131,7 @@ def make_recipe(method: str, name: str, variant: Variant) -> RunConfig:
         encoder=replace(encoder, **schedule.encoder),
         augment=schedule.augment,
         strong=schedule.strong,
+        views=schedule.views,
         method=schedule.method,
         train=schedule.train,
         eval=EvalConfig(protocol=setting.protocol, every=schedule.eval_every),

@@ -24,6 +24,7 @@ from opencon.methods.base import (
     Variant,
 )
 from opencon.methods.cgdl import CGDL, CGDLConfig
+from opencon.methods.concord import Concord, ConcordConfig
 from opencon.methods.ds3l import DS3L, DS3LConfig
 from opencon.methods.dtc import DTC, DTCConfig
 from opencon.methods.fixmatch import FixMatch, FixMatchConfig
@@ -51,6 +52,8 @@ __all__ = [
     "Assignment",
     "Batch",
     "CGDLConfig",
+    "Concord",
+    "ConcordConfig",
     "DS3LConfig",
     "DTCConfig",
     "Epoch",
@@ -89,7 +92,7 @@ class MethodEntry:
 
     build: type[Method[Any]]
     title: str
-    paper: str  # arXiv:..., doi:... or PMLR ...
+    paper: str  # arXiv:..., doi:..., PMLR ..., or "ours" where there is none
     year: int
     needs: str  # besides images, in a few words
     protocol: str = "-"  # of the numbers in its own paper, if it is one of ours
@@ -108,6 +111,7 @@ LABELS = "labels, count"  # some images labeled, and the number of classes
 
 METHODS: Registry[MethodEntry] = Registry("method")
 METHODS.add("cgdl", MethodEntry(CGDL, "CGDL", "arXiv:2003.08823", 2020, LABELS))
+METHODS.add("concord", MethodEntry(Concord, "Concord", "ours", 2026, LABELS))
 METHODS.add("ds3l", MethodEntry(DS3L, "DS3L", "PMLR 119:3897-3906", 2020, LABELS))
 METHODS.add("dtc", MethodEntry(DTC, "DTC", "arXiv:1908.09884", 2019, LABELS))
 METHODS.add("fixmatch", MethodEntry(FixMatch, "FixMatch", "arXiv:2001.07685", 2020, LABELS))

@@ -144,6 +144,14 @@ class WeightAverage(nn.Module):
         torch._foreach_mul_(steps, 1 - momentum)  # type: ignore[attr-defined, unused-ignore]
         torch._foreach_add_(followers, steps)  # type: ignore[attr-defined, unused-ignore]
 
+    @torch.no_grad()
+    def restart(self) -> None:
+        """Be what the module is now."""
+        own = self._own()
+        for name, average in self._averages().items():
+            average.copy_(own[name])
+        self.num_updates.zero_()
+
     def _averages(self) -> dict[str, Tensor]:
         return {name: getattr(self, here) for name, here in self._names.items()}
 

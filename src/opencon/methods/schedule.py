@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from opencon.config import AugmentConfig, MethodConfig, TrainConfig
+from opencon.config import AugmentConfig, MethodConfig, TrainConfig, ViewConfig
 
 Kind = Literal["digits", "cifar", "imagenet", "fine_grained"]  # of images
 Variant = Literal["released", "paper"]  # as the published code does it, or as the text says where they differ
@@ -20,6 +20,7 @@ class Schedule:
     train: TrainConfig
     augment: AugmentConfig
     strong: AugmentConfig | None = None  # of the second view; None: as the first
+    views: tuple[ViewConfig, ...] = ()  # further ones
     encoder: Mapping[str, Any] = field(default_factory=dict)  # settings that differ from the recipe's own
     eval_every: int = 20  # epochs
 

@@ -1,0 +1,209 @@
+"""Concord: ours, 2026. Views of an image agree on its class, and every class has its share of the images.
+
+Whose ideas it joins: swapped prediction, balanced targets, a queue and small crops are SwAV's (Caron et al.,
+arXiv:2006.09882); one classifier for seen and novel classes is UNO's (arXiv:2108.08536); contrast of projections beside a
+classifier of features is SimGCD's (arXiv:2211.11727); evaluation with averaged weights is Mean Teacher's
+(arXiv:1703.01780). Ours: the start at semi-supervised k-means of the first features, targets balanced to the shares that
+classes have among the *unlabeled* images, labels in every view and crop, and how all this is put together.
+
+Letters: B images in a batch, L of them labeled (first), U the others, V views of which two are full, N = V * B rows (view by
+view), F features, S seen classes, C all classes, Q rows of the queue, M images in the set.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from opencon.cluster.kmeans import kmeans
+from opencon.config import MethodConfig, ViewConfig
+from opencon.encoders import Embedder
+from opencon.errors import require
+from opencon.losses.balance import sinkhorn
+from opencon.methods.base import (
+    Assignment,
+    Batch,
+    Epoch,
+    FeatureBank,
+    Kind,
+    Method,
+    Schedule,
+    StepOutput,
+    Task,
+    Variant,
+)
+from opencon.methods.gcd import contrast
+from opencon.methods.parts import CosineClassifier, WeightAverage, at_least_one, not_negative, positive
+from opencon.methods.schedule import usual
+from opencon.runtime import generator
+
+# Ours: a crop holds a fifth to three fifths of the image, at about 0.6 of its side, so that four cost as much as two views.
+SMALL = ViewConfig(size=20, crop_scale=(0.2, 0.6), count=4)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConcordConfig(MethodConfig):
+    """Settings of Concord. Numbers without another source are ours."""
+
+    name: ClassVar[str] = "concord"
+    more_views: ClassVar[bool] = True
+
+    temperature: float = 0.1  # of predictions, SwAV
+    epsilon: float = 0.05  # of targets, SwAV: smaller is surer
+    rounds: int = 3  # of Sinkhorn-Knopp, SwAV
+    queue: int = 4096  # Q: rows of earlier steps that are balanced together with a batch's; at most half of the set
+    weight_labels: float = 0.5  # of the cross-entropy on labels
+    weight_crops: float = 1.0  # of views after the first two
+    temperature_contrast: float = 0.4  # InfoNCE; as OpenCon's for unlabeled images
+    weight_contrast: float = 1.0
+    temperature_labeled: float = 0.1  # SupCon
+    weight_labeled: float = 0.3
+    contrast_epochs: int = 0  # of contrast alone, before the classifier starts: for an encoder without weights
+    num_starts: int = 10  # of the k-means where the classifier starts
+    average: float = 0.999  # momentum of the averaged weights, which evaluation takes; 0: the weights as they are
+    mirror: bool = True  # an image is embedded together with its mirror image
+
+    def __post_init__(self) -> None:
+        positive(self, "temperature", "epsilon", "temperature_contrast", "temperature_labeled")
+        at_least_one(self, "rounds", "num_starts")
+        not_negative(self, "queue", "weight_labels", "weight_crops", "weight_contrast", "weight_labeled")
+        not_negative(self, "contrast_epochs")
+        require(0 <= self.average < 1, f"method.average = {self.average} must lie in [0, 1).")
+
+
+class Concord(Method[ConcordConfig]):
+    """A cosine classifier over all classes that learns balanced targets across views.
+
+        loss = L_swapped + w_crops L_crops + w_labels L_labels + w_contrast L_contrast + w_labeled L_labeled
+
+    With p_v = softmax(cosines of view v / temperature), an image's target q_v comes from view v, without gradient: its
+    label where it has one; else what Sinkhorn-Knopp makes of the cosines of the unlabeled rows of batch and queue, so that
+    each class has the share that is expected among unlabeled images (`losses.balance.sinkhorn`).
+
+        cross(q, p) = - sum_c q_c log p_c
+        L_swapped   = mean over unlabeled images of [ cross(q_2, p_1) + cross(q_1, p_2) ] / 2
+        L_crops     = mean over unlabeled images and further views v of cross((q_1 + q_2) / 2, p_v)
+        L_labels    = the same means over labeled images, that of further views times w_crops
+
+    L_contrast is InfoNCE over the projections of both full views, L_labeled SupCon over those of labeled images. The
+    classifier starts at the class means of semi-supervised k-means, unless `start_from` gives others; until then the last
+    two losses are alone. An image's class is that of its greatest cosine, with averaged weights, the image and its mirror
+    image together.
+    """
+
+    settings = ConcordConfig
+
+    queue: Tensor  # (Q, C) cosines of unlabeled rows, the newest first
+    shares: Tensor  # (C,) expected among unlabeled images
+    is_started: Tensor  # scalar bool: the classifier has left its random start, and learns
+
+    def __init__(self, config: ConcordConfig, task: Task, embedder: Embedder) -> None:
+        super().__init__(config, task, embedder)
+        self.classifier = CosineClassifier(embedder.num_features, task.num_classes)
+        self.average = WeightAverage(embedder, config.average, warms_up=True)
+        self.average_classifier = WeightAverage(self.classifier, config.average, warms_up=True)
+        shares = torch.ones(task.num_classes)
+        shares[: task.num_seen] = 1.0 - task.labeled_ratio
+        self.register_buffer("shares", shares / shares.sum(), persistent=False)
+        self.register_buffer("queue", torch.zeros(min(config.queue, task.num_images // 2), task.num_classes))
+        self.register_buffer("is_started", torch.tensor(False))
+
+    @classmethod
+    def schedule(cls, kind: Kind, variant: Variant = "released") -> Schedule:
+        """Ours: Nesterov's momentum, a cosine, SimCLR's views and four small crops. On CIFAR all layers learn."""
+        if kind == "digits":
+            # 8 pixels leave nothing to cut out, and a digit's mirror image is no digit. Of the epochs of contrast alone, 0,
+            # 20, 30 and 50 were tried on seeds 0 and 1.
+            return usual(ConcordConfig(mirror=False, contrast_epochs=50), kind, epochs=100, nesterov=True)
+        if kind == "fine_grained":
+            return replace(usual(ConcordConfig(), kind, nesterov=True), views=(replace(SMALL, size=96),))  # SwAV's size
+        train: dict[str, Any] = {"epochs": 110, "lr": 0.1, "nesterov": True, "schedule": "cosine", "milestones": ()}
+        if kind == "imagenet":
+            return replace(usual(ConcordConfig(), kind, **train), views=(replace(SMALL, size=96),))
+        # Views and passes of this size have kernels of their own.
+        own = usual(ConcordConfig(), kind, compile=False, **train)
+        return replace(own, views=(SMALL,), encoder={"train_from": "all", "frozen_norm": "batch"})
+
+    def embed(self, images: Tensor) -> Tensor:
+        """(B, channels, H, W) in [0, 1] -> (B, F), unit length: averaged weights, features in front of the head."""
+        z = F.normalize(self.average(images, call="features"), dim=1)
+        if self.config.mirror:
+            z = F.normalize(z + F.normalize(self.average(images.flip(-1), call="features"), dim=1), dim=1)
+        return z
+
+    @torch.no_grad()
+    def start_from(self, bank: FeatureBank, classes: Tensor) -> None:
+        """The classifier at the mean of each class, and a queue of unlabeled rows; a class without rows stays as it is."""
+        weight = self.classifier.weight
+        means = F.normalize(torch.zeros_like(weight).index_add_(0, classes, bank.z.to(weight.dtype)), dim=1)
+        weight.copy_(torch.where(means.any(dim=1, keepdim=True), means, weight))
+        unlabeled = torch.nonzero(bank.labels < 0).flatten()
+        order = torch.randperm(len(unlabeled), generator=generator(torch.device("cpu"), 0)).to(unlabeled.device)
+        turn = torch.arange(len(self.queue), device=unlabeled.device) % len(unlabeled)
+        self.queue.copy_(self.classifier(bank.z[unlabeled[order[turn]]].to(weight.dtype)))
+        self.average_classifier.restart()
+        self.is_started.fill_(True)
+
+    def before_epoch(self, epoch: Epoch) -> None:
+        """Once contrast has had its epochs: start from semi-supervised k-means, where nobody has given another start."""
+        if epoch.index < self.config.contrast_epochs or bool(self.is_started):  # host sync: once an epoch
+            return
+        bank, stream, task = epoch.features(), generator(torch.device("cpu"), 0), self.task
+        starts, S = self.config.num_starts, task.num_seen
+        found = kmeans(bank.z, task.num_classes, num_starts=starts, generator=stream, labels=bank.labels, num_seen=S)
+        self.start_from(bank, found.assignment)
+
+    def step(self, batch: Batch) -> StepOutput:
+        """The weighted sum of five losses."""
+        c, V, B, L = self.config, len(batch.views), len(batch.labels), batch.num_labeled
+        assert V >= 2, "swapped prediction needs a second view"
+        features = self.embedder.features_of_views(batch.views)  # (N, F)
+        cosines = self.classifier(features).view(V, B, -1)  # (V, B, C)
+        targets = self.targets(cosines[:2], batch.labels[:L])  # (2, B, C)
+        log_p = (cosines / c.temperature).log_softmax(dim=2)
+        full = -(targets.flip(0) * log_p[:2]).sum(dim=2)  # (2, B)
+        logs = {"loss_swapped": full[:, L:].mean(), "loss_labels": full[:, :L].mean()}
+        if V > 2:
+            further = -(targets.mean(dim=0) * log_p[2:]).sum(dim=2)  # (V - 2, B)
+            logs["loss_crops"] = further[:, L:].mean()
+            logs["loss_labels"] = logs["loss_labels"] + c.weight_crops * further[:, :L].mean()
+
+        z = self.embedder.project(features[: 2 * B])  # (2 B, D)
+        logs["loss_contrast"], logs["loss_labeled"] = contrast(
+            z,
+            replace(batch, views=batch.views[:2]),
+            temperature=c.temperature_contrast,
+            temperature_labeled=c.temperature_labeled,
+        )
+        loss = logs["loss_swapped"] + c.weight_labels * logs["loss_labels"]
+        if V > 2:
+            loss = loss + c.weight_crops * logs["loss_crops"]
+        loss = loss * self.is_started + c.weight_contrast * logs["loss_contrast"]
+        loss = loss + c.weight_labeled * logs["loss_labeled"]
+        fresh = cosines[:2, L:].detach().flatten(0, 1)  # (2 U, C)
+        return StepOutput(loss, {name: value.detach() for name, value in logs.items()}, carry=(fresh,))
+
+    @torch.no_grad()
+    def targets(self, cosines: Tensor, labels: Tensor) -> Tensor:
+        """(2, B, C) from cosines (2, B, C) and the labels (L,) of the first rows: one-hot, then balanced ones."""
+        c, L, C = self.config, len(labels), cosines.shape[2]
+        rows = torch.cat([cosines[:, L:], self.queue.expand(2, -1, -1)], dim=1)  # (2, U + Q, C)
+        free = sinkhorn(rows, self.shares, epsilon=c.epsilon, rounds=c.rounds)[:, : cosines.shape[1] - L]
+        one_hot = labels[:, None] == torch.arange(C, device=labels.device)  # (L, C)
+        return torch.cat([one_hot.to(free.dtype).expand(2, L, C), free], dim=1)
+
+    @torch.no_grad()
+    def after_step(self, *carry: Tensor) -> None:
+        """The queue takes in the new rows, and the averages follow."""
+        self.queue.copy_(torch.cat([carry[0], self.queue])[: len(self.queue)])
+        self.average.update()
+        self.average_classifier.update()
+
+    @torch.no_grad()
+    def assign(self, bank: FeatureBank) -> Assignment:
+        """The class of the greatest cosine."""
+        return Assignment.from_logits(self.average_classifier(bank.z) / self.config.temperature, self.task.num_seen)
