@@ -41,7 +41,8 @@ def check_views(size, source, settings, *, device, num_images):
     drawn = augment.draw(2 * num_images, source, torch.Generator(device).manual_seed(1))
     params = type(drawn)(*(None if p is None else p[::2] for p in drawn))
     fast = augment.by_kernel(images, params)
-    torch.testing.assert_close(fast, augment.plain(images, params), atol=1e-5, rtol=0)
+    # Both round in float32: on a GPU two of 1.6 million pixels of 33 px views differ by 1.1e-5.
+    torch.testing.assert_close(fast, augment.plain(images, params), atol=2e-5, rtol=0)
     assert fast.min() >= 0.0
     assert fast.max() <= 1.0
     return augment, images, params, fast

@@ -2,6 +2,7 @@
 
 import dataclasses
 import hashlib
+import importlib.util
 import os
 
 import numpy as np
@@ -15,7 +16,7 @@ from opencon.data.augment import Augment
 from opencon.data.color import to_gray
 from opencon.data.sources import read_images
 from opencon.encoders import ENCODERS
-from opencon.encoders.efficientnet_lite import EfficientNetLite0
+from opencon.encoders.efficientnet_lite import PACKAGE, EfficientNetLite0
 from opencon.encoders.pretrained import open_encoder
 from opencon.errors import ConfigError
 from opencon.photos import features
@@ -266,6 +267,9 @@ def test_settings_check_themselves(settings, message):
 
 
 @pytest.mark.gpu
+@pytest.mark.skipif(
+    importlib.util.find_spec(PACKAGE) is None, reason="the package with the encoder's weights is missing"
+)
 def test_a_gpu_gives_the_same_features(photos):
     got = compute(photos, device=torch.device("cuda"))
     want = compute(photos)
