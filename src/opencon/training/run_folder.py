@@ -198,7 +198,7 @@ def _refuse_discovery(path: Path) -> None:
 
 def _changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
     """The settings that differ and would make it another run."""
-    old = {"views": [], **old}  # runs from before there were further views
+    old, new = ({"views": [], **config} for config in (old, new))  # a run from before there were further views has none
     return {key: both for key, both in differences(old, new).items() if key not in HARMLESS}
 
 
