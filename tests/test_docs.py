@@ -144,9 +144,9 @@ def test_settings_exist_and_take_these_values(path):
     for section, key, value in settings(path.read_text(encoding="utf-8")):
         assert key in fields_of(section), f"{section}.{key}"
         if value:
-            bases = [get_recipe(name) for name in recipe_names()]
-            owners = [base for base in bases if key in to_dict(base)[section]]
-            with_settings(owners[0], [f"{section}.{key}={value}"])
+            recipes = (get_recipe(name) for name in recipe_names())
+            owner = next(recipe for recipe in recipes if key in to_dict(recipe)[section])
+            with_settings(owner, [f"{section}.{key}={value}"])
 
 
 def test_pages_are_found_and_hold_what_is_looked_for():
