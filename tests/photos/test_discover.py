@@ -246,6 +246,15 @@ def test_names_for_another_discovery_are_refused(capsys, finished, originals, tm
     assert "are gone" not in works(capsys, "discover", *where(originals), *FAST, "--out", tmp_path / "other").err
 
 
+def test_names_for_a_folder_without_a_model_are_refused_for_that(capsys, tmp_path):
+    table, run = tmp_path / "names.csv", tmp_path / "run"
+    table.write_text("group,name,discovery\nnew-1,zebra,0123456789ab\n")
+    assert "holds no model" in refused(capsys, "name", run, table)
+    run.mkdir()
+    (run / "model.json").write_text("{}")
+    assert "is not a model of opencon" in refused(capsys, "name", run, table)
+
+
 def test_a_second_discovery_beside_the_first_is_refused(capsys, finished, originals, tmp_path):
     run = shutil.copytree(finished, tmp_path / "run")
     before = (run / "model.json").read_bytes()

@@ -96,6 +96,19 @@ def test_it_starts_from_the_classes_there_are(photos, out, tmp_path, asked):
     assert (asked["steps"], asked["seed"]) == (7, 0)
 
 
+def test_what_the_user_says_counts_more_than_a_prediction(photos, out, tmp_path, asked):
+    """A labeled photo starts in its own class, whatever the fit called it; else a class could lose all its photos."""
+    paths, labels, classes = photos
+    run = make_run(tmp_path / "run")
+    wrong = torch.where(labels >= 0, 2, classes)
+    finetune(paths, labels, wrong, FeatureSettings(encoder=str(run)), num_classes=3, out=out, device=CPU, steps=1)
+    right = torch.where(labels >= 0, labels, classes)
+    z = asked["method"].eval().embed(read_images(paths, 8)[0].float() / 255).detach()
+    for c in range(3):
+        torch.testing.assert_close(asked["method"].prototypes[c], F.normalize(z[right == c].sum(dim=0), dim=0))
+    assert asked["method"].task.labeled_ratio <= 1
+
+
 def test_a_photo_that_is_gone_takes_its_label_and_its_class_with_it(photos, out, asked):
     paths, labels, _ = photos
     paths[2].unlink()

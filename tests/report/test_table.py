@@ -101,3 +101,11 @@ def test_a_table_is_a_sequence_that_a_notebook_can_show(table):
     assert "<script>" not in html
     assert "a&amp;b" in html
     assert "... and 2 more" in html
+
+
+def test_a_table_of_nothing_readable_says_so():
+    torn = PhotoRow.unread("torn.jpg", "is empty", given="cat")
+    assert PhotoTable((torn,), ("cat",), 1).headline == "1 photo: none can be read"
+    assert PhotoTable((torn, torn), ("cat",), 1).headline == "2 photos: none can be read"
+    assert repr(PhotoTable((), ("cat",), 1)) == "<PhotoTable: no photo>"
+    assert PhotoTable((torn,), ("cat",), 1).groups == [Group("cat", "seen", 0)]

@@ -24,6 +24,13 @@ def test_another_config_is_refused_by_name(tmp_path):
         RunFolder.open_for_training(tmp_path / "run", {"train": {"lr": 0.2, "epochs": 3}})
 
 
+def test_further_views_make_another_run_and_none_are_the_old_way(tmp_path):
+    folder(tmp_path).write_json("config.json", CONFIG)  # from before there were further views
+    RunFolder.open_for_training(tmp_path / "run", CONFIG | {"views": []})
+    with pytest.raises(ConfigError, match=r"other settings:\n  views"):
+        RunFolder.open_for_training(tmp_path / "run", CONFIG | {"views": [{"size": 20}]})
+
+
 def test_a_folder_with_other_things_is_left_alone(tmp_path):
     (tmp_path / "thesis.tex").write_text("x")
     with pytest.raises(RunError, match="is not empty and holds no run"):
