@@ -367,3 +367,18 @@ def test_a_model_asks_for_its_own_features(fitted):
 def test_settings_that_cannot_be_used(settings, message):
     with pytest.raises(ConfigError, match=message):
         OpenWorldConfig(**settings)
+
+
+def test_what_is_unlike_everything_does_not_make_a_group_larger():
+    """Groups of 60 and of 59 rows; four strangers are nearest to the second, and belong to neither."""
+    g = torch.Generator().manual_seed(0)
+    means = 10 * torch.eye(4, 16)
+    rows = [means[c] + 0.3 * torch.randn(n, 16, generator=g) for c, n in enumerate((400, 400, 60, 59))]
+    strangers = 0.6 * means[3] + torch.cat([torch.zeros(4, 8), 6 * torch.randn(4, 8, generator=g)], dim=1)
+    x = torch.cat([*rows, strangers])
+    labels = torch.full((len(x),), -1)
+    labels[:40], labels[400:440] = 0, 1
+    prediction = fit_features(x, labels, OpenWorldConfig(num_novel=2)).prediction
+    assert prediction.unlike_everything[-4:].all()
+    assert torch.bincount(prediction.classes[labels < 0]).tolist() == [360, 360, 60, 63]
+    assert prediction.classes[800:860].unique().tolist() == [2]  # the larger one comes first
