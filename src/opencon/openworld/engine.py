@@ -42,7 +42,7 @@ from opencon.counting.base import CountEstimate, nothing_to_find, refuse_bad_row
 from opencon.counting.tree import directions, draw_rows, ward
 from opencon.openworld.mixture import fit_gaussians
 from opencon.openworld.model import in_parts
-from opencon.openworld.rows import RowEncoder
+from opencon.openworld.row_encoder import RowEncoder
 from opencon.runtime import generator, seeded
 
 CPU = torch.device("cpu")
