@@ -85,8 +85,9 @@ NUM_STARTS = 4  # of k-means
 PER_CLASS = 3  # rows for each group at least
 TWIN, FARTHER = 0.1, 20  # a copy is nearer than a tenth of the usual distance to the 20th nearest row
 # How far below the best evidence a smaller and a larger number may be to be in the interval, so that it holds the truth
-# in nine of ten scenarios. Classes of a few rows are missed more often than classes are cut.
-SLACK_BELOW, SLACK_ABOVE = 0.03, 0.12
+# in nine of ten piles. Where the classes found have unequal sizes, classes of a few rows are missed: the third number, times
+# how far the entropy of the shares is below that of equal ones, adds to the second.
+SLACK_BELOW, SLACK_ABOVE, SLACK_UNEQUAL = 0.05, 0.06, 3.0
 
 
 @dataclass(frozen=True)
@@ -401,8 +402,12 @@ def _count(found: list[_Candidate], best: _Candidate, wanted: int) -> CountEstim
     top: dict[int, float] = {}
     for candidate in found:
         top[candidate.num_classes] = max(top.get(candidate.num_classes, -math.inf), candidate.evidence)
+    share = torch.bincount(best.classes).double() / len(best.classes)
+    entropy = -float(torch.special.xlogy(share, share).sum())
+    unequal = 1 - entropy / math.log(best.num_classes) if best.num_classes > 1 else 0.0
+    above = SLACK_ABOVE + SLACK_UNEQUAL * unequal
     low = min(k for k, said in top.items() if k <= best.num_classes and said >= best.evidence - SLACK_BELOW)
-    high = max(k for k, said in top.items() if k >= best.num_classes and said >= best.evidence - SLACK_ABOVE)
+    high = max(k for k, said in top.items() if k >= best.num_classes and said >= best.evidence - above)
     others = f"{low} to {high} fit nearly as well" if high > low else "no other number fits nearly as well"
     tried = f"{len(found)} ways to divide the rows into {min(top)} to {max(top)} classes were tried"
     why = f"{tried}, and {best.num_classes} fit best: neighbors share a class, and classes stand apart; {others}."
