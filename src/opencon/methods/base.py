@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from opencon.config import MethodConfig
 from opencon.data.loader import Batch
 from opencon.encoders import Embedder
+from opencon.methods.parts import WeightAverage
 from opencon.methods.schedule import Kind, Schedule, Variant, usual
 
 
@@ -81,6 +82,7 @@ class Method(nn.Module, ABC, Generic[ConfigT]):
 
     settings: ClassVar[type[MethodConfig]]  # the class of its configuration
     special: ClassVar[Mapping[str, tuple[str, ...]]] = {}  # data set: the settings that differ there, as for --set
+    twin: WeightAverage | None = None  # its weights averaged, where eval.average asks for them
     kernels: bool = True  # use Triton kernels where there are some; set from TrainConfig
     differentiates_twice: ClassVar[bool] = False  # through the encoder, which its kernels cannot
 
