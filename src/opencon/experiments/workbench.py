@@ -111,12 +111,18 @@ class Workbench:
 
 
 def prepare(
-    config: RunConfig, device: torch.device, *, split: Split | None = None, download: bool = False
+    config: RunConfig,
+    device: torch.device,
+    *,
+    split: Split | None = None,
+    download: bool = False,
+    dataset: Callable[[], Dataset] | None = None,
 ) -> Workbench:
-    """Check that the configuration fits, load the data, and assemble."""
+    """Check that the configuration fits, load the data (unless `dataset` has it), and assemble."""
     info = dataset_info(config.data, download=download)
     check_fits(config, info)
-    return assemble(config, load_dataset(config.data, download=download), device, split=split)
+    loaded = load_dataset(config.data, download=download) if dataset is None else dataset()
+    return assemble(config, loaded, device, split=split)
 
 
 def assemble(config: RunConfig, dataset: Dataset, device: torch.device, *, split: Split | None = None) -> Workbench:
