@@ -194,7 +194,7 @@ def test_classes_come_from_the_features_in_front_of_the_head():
     z = method.embed(images)
     torch.testing.assert_close(z, F.normalize(method.embedder.features(images), dim=1))
     got = method.assign(FeatureBank(z, torch.full((24,), -1)))
-    cosines = torch.tensor(naive_cosines(z, method.classifier.weight.detach()))
+    cosines = torch.tensor(naive_cosines(z.detach(), method.classifier.weight.detach()))
     assert torch.equal(got.classes, cosines.argmax(dim=1))
     torch.testing.assert_close(got.p.float(), (cosines / 0.1).softmax(dim=1).float())
 

@@ -82,7 +82,6 @@ class Method(nn.Module, ABC, Generic[ConfigT]):
 
     settings: ClassVar[type[MethodConfig]]  # the class of its configuration
     special: ClassVar[Mapping[str, tuple[str, ...]]] = {}  # data set: the settings that differ there, as for --set
-    twin: WeightAverage | None = None  # its weights averaged, where eval.average asks for them
     kernels: bool = True  # use Triton kernels where there are some; set from TrainConfig
     differentiates_twice: ClassVar[bool] = False  # through the encoder, which its kernels cannot
 
@@ -91,6 +90,7 @@ class Method(nn.Module, ABC, Generic[ConfigT]):
         self.config = config
         self.task = task
         self.embedder = embedder
+        self.twin: WeightAverage | None = None  # its weights averaged, where eval.average asks for them
 
     @classmethod
     def schedule(cls, kind: Kind, variant: Variant = "released") -> Schedule:
