@@ -134,6 +134,16 @@ def test_the_classifier_starts_at_semi_supervised_k_means():
     assert torch.equal(method.classifier.weight, before)
 
 
+def test_the_classifier_starts_anew_before_the_epochs_that_say_so():
+    method, (bank, _) = build(started=True, restarts=(3,)), two_lumps()
+    before = method.classifier.weight.detach().clone()
+    method.before_epoch(Epoch(2, 9, lambda: bank))
+    assert torch.equal(method.classifier.weight, before)
+    method.before_epoch(Epoch(3, 9, lambda: bank))
+    cosines = method.classifier(bank.z)
+    assert bool((cosines.amax(dim=1) > 0.9).all()), "every row has a class around its lump"
+
+
 def test_a_start_that_is_given_is_kept():
     method, (bank, classes) = build(started=False), two_lumps()
     turned = (classes + 1) % 5
@@ -239,6 +249,7 @@ def test_digits_are_neither_cut_nor_mirrored():
         ({"temperature_labeled": 0.0}, r"method\.temperature_labeled = 0\.0 must be above zero"),
         ({"rounds": 0}, r"method\.rounds = 0 must be at least 1"),
         ({"num_starts": 0}, r"method\.num_starts = 0 must be at least 1"),
+        ({"restarts": (0,)}, r"method\.restarts = \(0,\) must all be above zero"),
         ({"queue": -1}, r"method\.queue = -1 must not be negative"),
         ({"contrast_epochs": -1}, r"method\.contrast_epochs = -1 must not be negative"),
         ({"weight_labels": -1.0}, r"method\.weight_labels = -1\.0 must not be negative"),

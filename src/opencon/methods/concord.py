@@ -3,7 +3,7 @@
 Whose ideas it joins: swapped prediction, balanced targets, a queue and small crops are SwAV's (Caron et al.,
 arXiv:2006.09882); one classifier for seen and novel classes is UNO's (arXiv:2108.08536); contrast of projections beside a
 classifier of features is SimGCD's (arXiv:2211.11727); evaluation with averaged weights is Mean Teacher's
-(arXiv:1703.01780). Ours: the start at semi-supervised k-means of the first features, targets balanced to the shares that
+(arXiv:1703.01780). Ours: the starts at semi-supervised k-means, targets balanced to the shares that
 classes have among the *unlabeled* images, labels in every view and crop, and how all this is put together.
 
 Letters: B images in a batch, L of them labeled (first), U the others, V views of which two are full, N = V * B rows (view by
@@ -22,6 +22,7 @@ from torch import Tensor
 from opencon.cluster.kmeans import kmeans
 from opencon.config import AugmentConfig, MethodConfig, ViewConfig
 from opencon.encoders import Embedder
+from opencon.errors import require
 from opencon.losses.balance import sinkhorn
 from opencon.methods.base import (
     Assignment,
@@ -65,12 +66,16 @@ class ConcordConfig(MethodConfig):
     weight_labeled: float = 0.3
     contrast_epochs: int = 0  # of contrast alone, before the classifier starts: for an encoder without weights
     num_starts: int = 10  # of the k-means where the classifier starts
+    restarts: tuple[
+        int, ...
+    ] = ()  # epochs before which it starts anew: features that have learned make better clusters
 
     def __post_init__(self) -> None:
         positive(self, "temperature", "epsilon", "temperature_contrast", "temperature_labeled")
         at_least_one(self, "rounds", "num_starts")
         not_negative(self, "queue", "weight_labels", "weight_crops", "weight_contrast", "weight_labeled")
         not_negative(self, "contrast_epochs")
+        require(all(e > 0 for e in self.restarts), f"method.restarts = {self.restarts} must all be above zero.")
 
 
 class Concord(Method[ConcordConfig]):
@@ -88,8 +93,8 @@ class Concord(Method[ConcordConfig]):
         L_labels    = the same means over labeled images, that of further views times w_crops
 
     L_contrast is InfoNCE over the projections of both full views, L_labeled SupCon over those of labeled images. The
-    classifier starts at the class means of semi-supervised k-means, unless `start_from` gives others; until then the last
-    two losses are alone. An image's class is that of its greatest cosine.
+    classifier starts at the class means of semi-supervised k-means, unless `start_from` gives others, and once more before
+    the epochs `restarts`; until its start the last two losses are alone. An image's class is that of its greatest cosine.
     """
 
     settings = ConcordConfig
@@ -124,7 +129,7 @@ class Concord(Method[ConcordConfig]):
         if kind == "imagenet":
             return replace(usual(ConcordConfig(), kind, **train), views=(replace(SMALL, size=96),), eval=judged)
         # Views and passes of this size have kernels of their own.
-        own = usual(ConcordConfig(), kind, augment=MILD, compile=False, **train)
+        own = usual(ConcordConfig(restarts=(10, 20)), kind, augment=MILD, compile=False, **train)
         return replace(own, views=(SMALL,), encoder={"train_from": "all", "frozen_norm": "batch"}, eval=judged)
 
     def embed(self, images: Tensor) -> Tensor:
@@ -146,8 +151,12 @@ class Concord(Method[ConcordConfig]):
         self.is_started.fill_(True)
 
     def before_epoch(self, epoch: Epoch) -> None:
-        """Once contrast has had its epochs: start from semi-supervised k-means, where nobody has given another start."""
-        if epoch.index < self.config.contrast_epochs or bool(self.is_started):  # host sync: once an epoch
+        """Once contrast has had its epochs: start from semi-supervised k-means, where nobody has given another start.
+
+        Start anew where the settings say so.
+        """
+        first = epoch.index >= self.config.contrast_epochs and not bool(self.is_started)  # host sync: once an epoch
+        if not first and epoch.index not in self.config.restarts:
             return
         bank, stream, task = epoch.features(), generator(torch.device("cpu"), 0), self.task
         starts, S = self.config.num_starts, task.num_seen
