@@ -103,7 +103,7 @@ def test_it_learns_along_a_cosine_and_sees_all_rows_before_an_epoch(monkeypatch)
     def watched(method, config):
         optimizer = build(method, config)
         step = optimizer.step
-        optimizer.step = lambda *a, **k: rates.append(optimizer.param_groups[0]["lr"]) or step(*a, **k)
+        optimizer.step = lambda *a, **k: rates.append(float(optimizer.param_groups[0]["lr"])) or step(*a, **k)
         return optimizer
 
     monkeypatch.setattr(module, "build_optimizer", watched)
