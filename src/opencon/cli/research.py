@@ -14,9 +14,21 @@ import typer
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from opencon.cli.base import Device, DryRun, app, console, errors, resumable, show_count, show_plan
+from opencon.cli.base import (
+    Device,
+    DryRun,
+    Imports,
+    app,
+    console,
+    errors,
+    import_plugins,
+    resumable,
+    show_count,
+    show_plan,
+)
 from opencon.config import RunConfig, to_dict, with_settings
 from opencon.errors import ConfigError
+from opencon.registry import Registry
 
 Out = Annotated[Path | None, typer.Option("--out", help="Folder for the run; default: runs/ and the recipe's name.")]
 Settings = Annotated[
@@ -74,18 +86,23 @@ def train(
     device: Device = "auto",
     download: Download = False,
     tensorboard: TensorBoard = False,
+    imports: Imports = None,
     dry_run: DryRun = False,
 ) -> None:
     """Train a method on a data set, or resume a run that was interrupted."""
     from opencon.api import train_config
+    from opencon.plugins import recall
 
     if (recipe is None) == (config is None):
         raise ConfigError("give a recipe (`opencon list` shows them) or --config FILE, one of the two.")
     if config is not None and variant is not None:
         raise ConfigError('--variant belongs to a recipe. In a configuration file, write: variant = "paper"')
-    base = train_config(recipe or config or "", variant=variant, data=data, weights=weights, seed=seed)
     name = (recipe or (config.stem if config else "")).replace("/", "-")
-    run(base, settings, out or Path("runs") / name, device, download, tensorboard, dry_run)
+    out = out or Path("runs") / name
+    import_plugins(imports)
+    recall(out)  # a run that goes on may need what it was started with
+    base = train_config(recipe or config or "", variant=variant, data=data, weights=weights, seed=seed)
+    run(base, settings, out, device, download, tensorboard, dry_run)
 
 
 @app.command(short_help="Train an encoder without labels (SimCLR).")
@@ -98,6 +115,7 @@ def pretrain(
     device: Device = "auto",
     download: Download = False,
     tensorboard: TensorBoard = False,
+    imports: Imports = None,
     dry_run: DryRun = False,
 ) -> None:
     """Train an encoder without labels (SimCLR). `train --weights` takes the encoder.safetensors that it writes."""
@@ -107,6 +125,7 @@ def pretrain(
     name = recipe.removeprefix("simclr/")
     if "/" in name:
         raise ConfigError(f"pretrain takes a data set, not the recipe {recipe!r}. Use: pretrain {name.split('/')[-1]}")
+    import_plugins(imports)
     base = train_config(get_recipe(name, method="simclr"), data=data, seed=seed)
     folder = out or Path("runs") / f"simclr-{name}"
     run(base, settings, folder, device, download, tensorboard, dry_run)
@@ -134,6 +153,7 @@ def evaluate(
     count: Annotated[
         str | None, typer.Option("--count", help="Also estimate the number of classes: by tree, gcd, dtc or orca.")
     ] = None,
+    imports: Imports = None,
 ) -> None:
     """Measure a trained run again, under either protocol, on either set of images; by default as it was trained."""
     from opencon.api import evaluate as evaluate_run
@@ -141,6 +161,7 @@ def evaluate(
 
     if picture is not None and not picture.parent.is_dir():
         raise ConfigError(f"--picture {picture}: there is no folder {picture.parent}. Make it first.")
+    import_plugins(imports)
     record = evaluate_run(
         run_folder,
         protocol=protocol,
@@ -172,6 +193,7 @@ def compare(
         str | None, typer.Option("--format", help="table, markdown, csv, latex or json; default: by --out.")
     ] = None,
     out: Annotated[Path | None, typer.Option("--out", help="Write it to this file instead.")] = None,
+    imports: Imports = None,
 ) -> None:
     """Runs side by side: mean and standard deviation over seeds, seconds per epoch, and the published numbers."""
     from opencon.api import compare as compare_runs
@@ -180,6 +202,7 @@ def compare(
     form = form or (SUFFIXES.get(out.suffix, "markdown") if out is not None else "table")
     if form not in FORMATS:
         raise ConfigError(f"--format {form!r} must be one of {', '.join(FORMATS)}.")
+    import_plugins(imports)
     comparison = compare_runs(runs)
     sections = comparison.sections
     for line in comparison.left_out:
@@ -208,16 +231,23 @@ def compare(
 @app.command("list")
 def list_names(
     what: Annotated[
-        str | None, typer.Argument(help="methods, data, recipes or encoders; default: all but recipes.")
+        str | None,
+        typer.Argument(
+            help="methods, data, encoders, views, optimizers, schedules or recipes; default: all but recipes."
+        ),
     ] = None,
+    imports: Imports = None,
 ) -> None:
-    """Show methods, data sets and encoders, or every recipe."""
+    """Show methods, data sets, encoders, views, optimizers and schedules, or every recipe."""
+    from opencon.data.augment import AUGMENTATIONS
     from opencon.data.benchmarks import DATASETS
     from opencon.encoders import ENCODERS
     from opencon.experiments.recipes import SETTINGS, recipe_names
     from opencon.methods import METHODS
+    from opencon.training.optimizer import OPTIMIZERS, SCHEDULES
 
-    kinds = ("methods", "data", "encoders", "recipes")
+    import_plugins(imports)
+    kinds = ("methods", "data", "encoders", "views", "optimizers", "schedules", "recipes")
     if what is not None and what not in kinds:
         raise ConfigError(f"list {what!r}: choose one of {', '.join(kinds)}.")
     if what in (None, "methods"):
@@ -236,6 +266,25 @@ def list_names(
         console.print(f"Files of your own, and all else that data.name takes: {', '.join(DATASETS.names())}")
     if what in (None, "encoders"):
         console.print(f"Encoders (encoder.name): {', '.join(ENCODERS.names())}")
+    parts = {
+        "views": ("Views (augment.name, strong.name, views.N.name)", {n: AUGMENTATIONS[n].what for n in AUGMENTATIONS}),
+        "optimizers": ("Optimizers (train.optimizer)", {n: OPTIMIZERS[n].paper for n in OPTIMIZERS}),
+        "schedules": ("Schedules (train.schedule)", {n: SCHEDULES[n].what for n in SCHEDULES}),
+    }
+    for part, (title, entries) in parts.items():
+        if what in (None, part):
+            console.print(f"{title}: {', '.join(f'{name} ({about})' for name, about in entries.items())}")
+    registries: dict[str, tuple[Registry[Any], ...]] = {
+        "methods": (METHODS,),
+        "data": (SETTINGS, DATASETS),
+        "encoders": (ENCODERS,),
+        "views": (AUGMENTATIONS,),
+        "optimizers": (OPTIMIZERS,),
+        "schedules": (SCHEDULES,),
+    }
+    for registry in [r for kind, some in registries.items() if what in (None, kind) for r in some]:
+        for name, origin in registry.origins.items():
+            console.print(f"The {registry.kind} {name} comes from {origin}.")
     if what == "recipes":
         console.print("\n".join(recipe_names()))
     elif what is None:
