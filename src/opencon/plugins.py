@@ -50,7 +50,9 @@ def import_file(path: str | Path) -> Origin:
         raise ConfigError(f"--import {path} is not a Python file: its name must end in .py.")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses look their module up
-    sys.path.append(str(path.resolve().parent))  # it may import what lies beside it
+    beside = str(path.resolve().parent)
+    if beside not in sys.path:
+        sys.path.append(beside)  # it may import what lies beside it
     with _explained(f"--import {path}", origin, str(path)), Registry.loading(origin):
         spec.loader.exec_module(module)
     if origin not in _known():
