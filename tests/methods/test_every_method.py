@@ -145,7 +145,7 @@ class TestEveryMethod:
         """They have no place in a batch, and other ones give the same weights and classes, bit for bit."""
         bench = train(bench_of(name))
         batch = batch_of(bench)
-        assert {f.name for f in dataclasses.fields(batch)} == {"views", "labels", "num_labeled", "rows"}
+        assert {f.name for f in dataclasses.fields(batch)} == {"views", "labels", "num_labeled", "rows", "mixes"}
         assert (batch.labels[batch.num_labeled :] == -1).all()
         assert (batch.labels[: batch.num_labeled] < NUM_SEEN).all()
         assert (batch.num_labeled > 0) == bench.config.method.uses_labels

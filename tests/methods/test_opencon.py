@@ -170,7 +170,7 @@ def test_threshold_from_the_labeled_set_is_refreshed_every_epoch():
 
 def test_hidden_labels_have_no_place_in_the_batch():
     batch = toy_batch()
-    assert {f.name for f in dataclasses.fields(batch)} == {"views", "labels", "num_labeled", "rows"}
+    assert {f.name for f in dataclasses.fields(batch)} == {"views", "labels", "num_labeled", "rows", "mixes"}
     assert (batch.labels[batch.num_labeled :] == -1).all()
 
 
