@@ -6,14 +6,14 @@ import torch
 from opencon.methods import FeatureBank, Method, StepOutput
 from opencon.training import short_run as module
 from opencon.training.short_run import short_run
-from tests.methods.toys import TASK, ToyEmbedder
+from tests.methods.toys import TASK, ExactEmbedder
 
 
 class Watcher(Method):
     """Writes down what it is shown; its loss is the mean of a linear map."""
 
     def __init__(self):
-        super().__init__(None, TASK, ToyEmbedder())
+        super().__init__(None, TASK, ExactEmbedder())
         self.batches, self.banks = [], []
 
     def before_epoch(self, epoch):

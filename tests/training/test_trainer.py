@@ -11,14 +11,14 @@ from opencon.methods import Method, StepOutput
 from opencon.methods.base import Batch
 from opencon.training.optimizer import build_optimizer, learning_rate
 from opencon.training.trainer import fit
-from tests.methods.toys import TASK, ToyEmbedder
+from tests.methods.toys import TASK, ExactEmbedder
 
 
 class Recorder(Method):
     """Writes down the order in which its verbs are called."""
 
     def __init__(self, bad_at=None):
-        super().__init__(None, TASK, ToyEmbedder())
+        super().__init__(None, TASK, ExactEmbedder())
         self.calls, self.bad_at, self.steps = [], bad_at, 0
 
     def before_epoch(self, epoch):

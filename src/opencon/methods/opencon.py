@@ -172,10 +172,8 @@ class OpenCon(Method[OpenConConfig]):
         z_l, z_u = views[:, :L].flatten(0, 1), views[:, L:].flatten(0, 1)  # (V L, D), (V (B - L), D)
 
         loss_n = self._novel_loss(z_u, label[:, L:], novel)
-        if c.labeled_loss == "labeled":
-            loss_l = self._labeled_loss(z_l, label[:, :L])
-        else:
-            loss_l = self._known_loss(z, label, novel)
+        labels_alone = c.labeled_loss == "labeled"
+        loss_l = self._labeled_loss(z_l, label[:, :L]) if labels_alone else self._known_loss(z, label, novel)
         loss_u = self._unlabeled_loss(z_u, V)
         loss_prior = self._prior_loss(views[0], L)
 
@@ -193,7 +191,8 @@ class OpenCon(Method[OpenConConfig]):
     def _decide(self, views: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         """By the prototypes before this step: a class for every row (V, B), and which unlabeled rows (V, B - L) are novel.
 
-        The class is the label, or else a guess. Released: an image's first view decides for all its views. Paper: each view for itself.
+        The class is the label, or else a guess. Released: an image's first view decides for all of them. Paper: each view
+        decides for itself.
         """
         c, L, V = self.config, batch.num_labeled, len(views)
         deciders = views[:1] if c.decide_on == "first_view" else views
