@@ -27,6 +27,7 @@ class SwapConfig(MethodConfig):
     """Settings of Swap."""
 
     name: ClassVar[str] = "swap"
+    projects: ClassVar[bool] = False  # the classifier sees features
     views: ClassVar[Views] = Views(most=None, sizes=True)  # any number, of any size
 
     temperature: float = 0.1  # of predictions, SwAV (arXiv:2006.09882)

@@ -66,15 +66,20 @@ def expected(name):
         return Blobs()
 
 
+VIEW = {"crop_scale": None, "flip_p": 0, "jitter": (0.6, 0.6, 0, 0), "jitter_p": 1, "gray_p": 0, "shift": 0.15}
+
+
 def config(name, *, epochs=2, seed=0, **encoder):
     epochs = epochs if METHODS[name].config.trains else 0
+    more = METHODS[name].config.views.least - 2  # views that the method cannot do without
     return RunConfig(
         data=DataConfig(name="blobs"),
         split=SplitConfig(num_seen=NUM_SEEN),
         encoder=EncoderConfig(name="convnet", head_dim=16, **encoder),
         method=METHODS[name].config(),
         train=TrainConfig(epochs=epochs, batch_size=48, lr=0.05, schedule="cosine", seed=seed),
-        augment=AugmentConfig(crop_scale=None, flip_p=0, jitter=(0.6, 0.6, 0, 0), jitter_p=1, gray_p=0, shift=0.15),
+        augment=AugmentConfig(**VIEW),
+        views=(ViewConfig(**VIEW, count=more),) if more > 0 else (),
     )
 
 
