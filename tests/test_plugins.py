@@ -1,5 +1,6 @@
 """Plugins: imported, remembered by a run, found again or asked for in a sentence."""
 
+import importlib
 import json
 import sys
 from pathlib import Path
@@ -281,6 +282,21 @@ def test_a_file_is_imported_once_and_takes_its_own_place(mine):
     assert METHODS["mine"] is first
     import_file(written(mine, METHOD.replace('"Mine"', '"Mine again"')))
     assert METHODS["mine"].title == "Mine again"
+
+
+def test_a_file_that_python_imports_too_takes_its_own_place(mine, monkeypatch):
+    import_file(mine)
+    monkeypatch.setitem(sys.modules, "mine", None)
+    del sys.modules["mine"]
+    importlib.import_module("mine")  # its folder is on the path now
+    assert METHODS["mine"].build.__module__ == "mine"
+
+
+def test_a_sweep_has_plugins_too(mine, tmp_path, capsys):
+    small = ["--set", "train.epochs=1", "--set", "train.batch_size=256", "--device", "cpu"]
+    works(capsys, "sweep", "mine/digits", "--import", mine, "--out", tmp_path / "sweep", *small)
+    forget_all()
+    assert "Mine" in works(capsys, "sweep", "--out", tmp_path / "sweep", "--format", "csv").out
 
 
 def test_a_file_may_import_what_lies_beside_it(mine, tmp_path):

@@ -116,6 +116,12 @@ def recorded(used: Iterable[tuple[Registry[Any], str]]) -> dict[str, Any]:
     return {"plugins": records} if records else {}
 
 
+def write_record(folder: Path) -> None:
+    """Write down in a folder all that has been imported, for those who open it."""
+    record = recorded((registry, name) for registry in Registry.every for name in registry.origins)
+    write_whole(folder / RECORD, lambda partial: partial.write_text(json.dumps(record, indent=1), encoding="utf-8"))
+
+
 def recall(folder: Path) -> None:
     """Import again what the run in this folder needs, or say what is missing in a `MissingPluginError`."""
     for record in _records(folder):

@@ -43,20 +43,27 @@ class Registry(Generic[T]):
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
-        self._entries: dict[str, tuple[T, Origin | None]] = {}
+        self._entries: dict[str, tuple[T, Origin | None, str]] = {}  # entry, its origin, the module that registered it
         Registry.every.add(self)
 
     def add(self, name: str, entry: T) -> T:
-        """Register `entry`; a second entry under the same name is a programmer's error."""
+        """Register `entry`; a second entry under the same name is a programmer's error.
+
+        A file that is imported again under another name, or a cell of a notebook that runs again, takes its own place.
+        """
+        module, origin = _caller()
+        origin = self._loading[-1] if self._loading else origin
         if name in self._entries:
-            raise RuntimeError(f"{self.kind} {name!r} is registered twice")
-        self._entries[name] = entry, self._loading[-1] if self._loading else _caller()
+            _, before, by = self._entries[name]
+            if origin is None or origin != before or (module == by and origin.place):
+                raise RuntimeError(f"{self.kind} {name!r} is registered twice")
+        self._entries[name] = entry, origin, module
         return entry
 
     @property
     def origins(self) -> dict[str, Origin]:
         """Where the entries come from that are not ours."""
-        return {name: origin for name, (_, origin) in self._entries.items() if origin is not None}
+        return {name: origin for name, (_, origin, _) in self._entries.items() if origin is not None}
 
     @classmethod
     @contextlib.contextmanager
@@ -95,13 +102,14 @@ class Registry(Generic[T]):
         raise ConfigError(f"unknown {self.kind} {name!r}.{hint} Known: {', '.join(self.names())}.")
 
 
-def _caller() -> Origin | None:
-    """The file whose code calls `Registry.add`; None for a file of ours."""
+def _caller() -> tuple[str, Origin | None]:
+    """The module that calls `Registry.add`, and its file; None for a file of ours."""
     module = sys._getframe(2).f_globals
-    if str(module.get("__name__", "")).startswith("opencon."):
-        return None
+    name = str(module.get("__name__", ""))
+    if name.startswith("opencon."):
+        return name, None
     try:
         path = Path(module["__file__"]).resolve()
-        return Origin("file", str(path), hashlib.sha256(path.read_bytes()).hexdigest())
+        return name, Origin("file", str(path), hashlib.sha256(path.read_bytes()).hexdigest())
     except (KeyError, TypeError, OSError):  # typed into a session
-        return Origin("file", "", "")
+        return name, Origin("file", "", "")

@@ -1,4 +1,4 @@
-"""Commands for experiments: demo, train, pretrain, evaluate, compare, sweep, list."""
+"""Commands for experiments: demo, train, pretrain, evaluate, compare, sweep."""
 
 from __future__ import annotations
 
@@ -28,7 +28,6 @@ from opencon.cli.base import (
 )
 from opencon.config import RunConfig, to_dict, with_settings
 from opencon.errors import ConfigError
-from opencon.registry import Registry
 
 if TYPE_CHECKING:
     from opencon.experiments.sweep import Sweep
@@ -260,22 +259,28 @@ def sweep(
     keep: Annotated[bool, typer.Option("--keep", help="Keep checkpoint and weights of every cell.")] = False,
     device: Device = "auto",
     download: Download = False,
+    imports: Imports = None,
     dry_run: DryRun = False,
 ) -> None:
     """Train every recipe with every value and every seed, and show mean and spread. The same command goes on."""
     from opencon.experiments.sweep import Sweep, cross, read_seeds
     from opencon.experiments.sweep_table import FORMATS
+    from opencon.plugins import recall, write_record
 
     if form not in FORMATS:
         raise ConfigError(f"--format {form!r} must be one of {', '.join(FORMATS)}.")
     if at_once < 1:
         raise ConfigError(f"--at-once {at_once} must be at least 1.")
+    import_plugins(imports)
+    recall(out)
     if recipes:
         places = {"data.root": data, "encoder.weights": weights}
         fixed = [*(f"{key}={value}" for key, value in places.items() if value is not None), *(settings or [])]
         wanted = [word.strip() for word in also.split(",") if word.strip()]
         cells = cross(recipes, vary or [], read_seeds(seeds), settings=fixed, variant=variant, also=wanted)
         one = Sweep(out, tuple(cells)) if dry_run else Sweep.made(out, cells)
+        if imports and not dry_run:
+            write_record(out)  # for the processes that share the work, and to go on
     else:
         one = Sweep.opened(out)
     if not dry_run:
@@ -287,7 +292,9 @@ def sweep(
 def sweep_part(folder: Path, device: Device = "auto", minutes: float | None = None, keep: bool = False) -> None:
     """One of several processes that share a sweep."""
     from opencon.experiments.sweep import Sweep
+    from opencon.plugins import recall
 
+    recall(folder)
     run_sweep(Sweep.opened(folder), device, at_once=1, minutes=minutes, keep=keep, download=False)
 
 
@@ -331,78 +338,6 @@ def show_sweep(one: Sweep, columns: str | None, form: str, plot: Path | None) ->
         errors.print(f"left: {cell.title}{why}")
     if left:
         errors.print(f"{len(left)} of {len(one.cells)} cells are left; the same command goes on with them.")
-
-
-@app.command("list")
-def list_names(
-    what: Annotated[
-        str | None,
-        typer.Argument(
-            help="methods, data, encoders, views, optimizers, schedules or recipes; default: all but recipes."
-        ),
-    ] = None,
-    imports: Imports = None,
-) -> None:
-    """Show methods, data sets, encoders, views, optimizers and schedules, or every recipe."""
-    from opencon.data.augment import AUGMENTATIONS
-    from opencon.data.benchmarks import DATASETS
-    from opencon.encoders import ENCODERS
-    from opencon.experiments.recipes import SETTINGS, recipe_names
-    from opencon.methods import METHODS
-    from opencon.training.optimizer import OPTIMIZERS, SCHEDULES
-
-    import_plugins(imports)
-    kinds = ("methods", "data", "encoders", "views", "optimizers", "schedules", "recipes")
-    if what is not None and what not in kinds:
-        raise ConfigError(f"list {what!r}: choose one of {', '.join(kinds)}.")
-    if what in (None, "methods"):
-        methods = names_table("Methods", "method", "name", "paper", "year", "needs", "protocol")
-        for name in METHODS.names():
-            entry = METHODS[name]
-            methods.add_row(name, entry.title, entry.paper, str(entry.year), entry.needs, entry.protocol)
-        console.print(methods)
-        console.print("count: the number of classes, seen and novel; `opencon count` estimates it.")
-    if what in (None, "data"):
-        sets = names_table("Data sets with recipes", "data set", "what it is", "encoder", "protocol")
-        for name in SETTINGS.names():
-            setting = SETTINGS[name]
-            sets.add_row(name, setting.title, setting.encoder, setting.protocol)
-        console.print(sets)
-        console.print(f"Files of your own, and all else that data.name takes: {', '.join(DATASETS.names())}")
-    if what in (None, "encoders"):
-        console.print(f"Encoders (encoder.name): {', '.join(ENCODERS.names())}")
-    parts = {
-        "views": ("Views (augment.name, strong.name, views.N.name)", {n: AUGMENTATIONS[n].what for n in AUGMENTATIONS}),
-        "optimizers": ("Optimizers (train.optimizer)", {n: OPTIMIZERS[n].paper for n in OPTIMIZERS}),
-        "schedules": ("Schedules (train.schedule)", {n: SCHEDULES[n].what for n in SCHEDULES}),
-    }
-    for part, (title, entries) in parts.items():
-        if what in (None, part):
-            console.print(f"{title}: {', '.join(f'{name} ({about})' for name, about in entries.items())}")
-    registries: dict[str, tuple[Registry[Any], ...]] = {
-        "methods": (METHODS,),
-        "data": (SETTINGS, DATASETS),
-        "encoders": (ENCODERS,),
-        "views": (AUGMENTATIONS,),
-        "optimizers": (OPTIMIZERS,),
-        "schedules": (SCHEDULES,),
-    }
-    for registry in [r for kind, some in registries.items() if what in (None, kind) for r in some]:
-        for name, origin in registry.origins.items():
-            console.print(f"The {registry.kind} {name} comes from {origin}.")
-    if what == "recipes":
-        console.print("\n".join(recipe_names()))
-    elif what is None:
-        console.print("Train: opencon train METHOD/DATASET, such as opencon/cifar100")
-
-
-def names_table(title: str, first: str, *others: str) -> Table:
-    """A table whose first column, the name to type, is never wrapped."""
-    table = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0))
-    table.add_column(first, no_wrap=True)
-    for other in others:
-        table.add_column(other, overflow="fold")
-    return table
 
 
 def run(
