@@ -15,9 +15,10 @@ from typing import Any
 
 from opencon.config import RunConfig, to_dict
 from opencon.data.benchmarks import DATASETS
-from opencon.errors import ConfigError, OpenConError, RunError
+from opencon.errors import ConfigError, MissingPluginError, OpenConError, RunError
 from opencon.experiments.recipes import SETTINGS, run_config
 from opencon.methods import METHODS
+from opencon.report.grid import latex, markdown, shown, spread
 from opencon.training.run_folder import RunFolder
 
 if sys.version_info >= (3, 11):
@@ -46,9 +47,7 @@ class Run:
     @property
     def experiment(self) -> dict[str, Any]:
         """Its settings, flat, without the seed and what is incidental."""
-        flat = {key: value for section in to_dict(self.config).items() for key, value in _flat(*section)}
-        flat[WEIGHTS] = "none" if flat[WEIGHTS] is None else "given"
-        return {key: value for key, value in flat.items() if key != SEED and key not in INCIDENTAL}
+        return experiment(self.config)
 
 
 @dataclass(frozen=True)
@@ -63,8 +62,7 @@ class Row:
         """Mean and standard deviation over the runs, in percent; no deviation for one run, None for both without images."""
         if any(run.result[key] is None for run in self.runs):
             return None, None
-        values = [100 * float(run.result[key]) for run in self.runs]
-        return statistics.mean(values), statistics.stdev(values) if len(values) > 1 else None
+        return spread([100 * float(run.result[key]) for run in self.runs])
 
     @property
     def epochs(self) -> int:
@@ -92,7 +90,7 @@ class Section:
         heads += ["published"] if has_published else []  # all / novel / seen
         lines = []
         for row in self.rows:
-            line = [row.label, *(_shown(*row.score(key)) for key in SCORES), str(len(row.runs)), str(row.epochs)]
+            line = [row.label, *(shown(*row.score(key)) for key in SCORES), str(len(row.runs)), str(row.epochs)]
             line.append("" if row.seconds_per_epoch is None else f"{row.seconds_per_epoch:.2f}")
             if has_published:
                 line.append("/".join(f"{value:.1f}" for value in row.published or ()))
@@ -100,12 +98,21 @@ class Section:
         return heads, lines
 
 
+def experiment(config: RunConfig) -> dict[str, Any]:
+    """The settings of a run, flat, without the seed and what is incidental."""
+    flat = {key: value for section in to_dict(config).items() for key, value in _flat(*section)}
+    flat[WEIGHTS] = "none" if flat[WEIGHTS] is None else "given"
+    return {key: value for key, value in flat.items() if key != SEED and key not in INCIDENTAL}
+
+
 def compare_runs(paths: Iterable[Path], say: Callable[[str], None] = lambda text: None) -> list[Section]:
     """Finished runs in groups: first by what can be compared at all, then by experiment.
 
-    A run that is named must fit. One that was only listed in a folder is left out if it does not fit, and `say` is told.
+    A run that is named must fit. One that was only listed in a folder is left out if it does not fit, and `say` is told;
+    so is one whose method cannot be found, named or not.
     """
     runs: dict[tuple[str, str, int], Run] = {}
+    left_out: OpenConError | None = None
     for path, is_named in find_runs(paths).items():
         try:
             run = read_run(path)
@@ -116,11 +123,12 @@ def compare_runs(paths: Iterable[Path], say: Callable[[str], None] = lambda text
                     f"one of them."
                 )
         except OpenConError as err:
-            if is_named:
+            if is_named and not isinstance(err, MissingPluginError):
                 raise
             say(f"Left out: {err}")
+            left_out = err
     if not runs:
-        raise RunError("there is no finished run to compare.")
+        raise RunError(f"there is no finished run to compare. {left_out or ''}".rstrip())
     groups: dict[str, list[Run]] = {}
     for run in runs.values():
         groups.setdefault(_title(run), []).append(run)
@@ -255,39 +263,12 @@ def _flat(key: str, value: Any) -> Iterable[tuple[str, Any]]:
 # --- forms ------------------------------------------------------------------------------------------------------------
 
 
-def _shown(mean: float | None, std: float | None) -> str:
-    if mean is None:
-        return ""
-    return f"{mean:.1f}" if std is None else f"{mean:.1f} ± {std:.1f}"
-
-
 def _markdown(sections: Sequence[Section]) -> str:
-    parts = []
-    for section in sections:
-        heads, rows = section.cells()
-        lines = [heads, ["---", *["---:"] * (len(heads) - 1)], *rows]
-        table = "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
-        parts.append(f"{section.title}\n\n{table}\n")
-    return "\n".join(parts)
+    return "\n".join(f"{section.title}\n\n{markdown(*section.cells())}\n" for section in sections)
 
 
 def _latex(sections: Sequence[Section]) -> str:
-    parts = []
-    for section in sections:
-        heads, rows = section.cells()
-        lines = [" & ".join(_tex(cell) for cell in line) + r" \\" for line in [heads, *rows]]
-        body = "\n".join([lines[0], r"\midrule", *lines[1:]])
-        columns = "l" + "r" * (len(heads) - 1)
-        parts.append(
-            f"% {section.title}\n\\begin{{tabular}}{{{columns}}}\n\\toprule\n{body}\n\\bottomrule\n\\end{{tabular}}\n"
-        )
-    return "\n".join(parts)
-
-
-def _tex(text: str) -> str:
-    for special in ("\\", "&", "%", "$", "#", "_", "{", "}"):
-        text = text.replace(special, r"\textbackslash " if special == "\\" else f"\\{special}")
-    return text.replace("±", r"$\pm$")
+    return "\n".join(f"% {section.title}\n{latex(*section.cells())}\n" for section in sections)
 
 
 def _csv(sections: Sequence[Section]) -> str:
