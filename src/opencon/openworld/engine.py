@@ -79,7 +79,7 @@ FINALISTS = 12  # that become mixtures
 LARGEST, PER_SEEN = 100, 2  # groups at most when nothing is said, or so many times the seen classes
 # Groups of the tree of averages, to one of Ward's: many of them are single rows, which go to the others.
 PER_AVERAGE = 3
-# From one number to try to the next, in a tree and for k-means. Half as large steps lose 1 point: of more tries the best is
+# From one number to try to the next, in a tree and for k-means. Half as large steps lose half a point: of more tries the best is
 # more often best by chance.
 STEP, WIDE_STEP = 1.12, 1.25
 AROUND = 2.0  # k-means tries numbers from a half to twice that of the best tree
