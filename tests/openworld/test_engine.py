@@ -186,6 +186,15 @@ def test_likelihood_is_that_of_the_rows_of_each_group_together():
     assert likelihood(x, group, 3) == pytest.approx(want / len(z), rel=1e-4)
 
 
+def test_labels_are_found_again_by_one_group_each():
+    labels = torch.tensor([0, 0, 0, 1, 1, -1, -1])
+    assert engine._found_again(torch.tensor([4, 4, 4, 2, 2, 0, 1]), labels) == 1
+    assert engine._found_again(torch.tensor([0, 0, 0, 0, 0, 0, 1]), labels) == pytest.approx(
+        3 / 5
+    )  # one swallows the other
+    assert engine._found_again(torch.tensor([0, 1, 2, 3, 4, 5, 6]), labels) == pytest.approx(2 / 5)  # both are cut
+
+
 def test_rows_of_a_second_island_are_not_whole():
     x, _, truth = clouds((30, 20, 10), distance=20.0)
     neighbors = torch.cdist(x, x).fill_diagonal_(torch.inf).topk(5, largest=False).indices

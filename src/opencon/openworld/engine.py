@@ -25,22 +25,24 @@ Evidence, of a partition of N rows into K classes:
     labels      what a row says of its label: mean log of the probability of a labeled row's own class, by a mixture of the
                 other half of the rows, over the share of that class: falls where a seen class is cut, and where it
                 swallows others
+    found again share of the labeled rows in the group of their class, in a tree of K groups that does not know the labels
 
 Measured (benchmarks/worlds.py, development part): alone, none of these chooses well. Nor does the likelihood of the mixture,
-held out or with a penalty for each class: it grows as classes are cut. How far the labeled rows of a class lie apart, how
-well groups agree with labels they have not seen, and how steady groups are over halves of the rows add nothing to these.
+held out or with a penalty for each class: it grows as classes are cut. How far the labeled rows of a class lie apart, and
+how steady groups are over halves of the rows, add nothing to these.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from scipy.cluster.hierarchy import cut_tree, linkage
+from scipy.optimize import linear_sum_assignment
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 from torch import Tensor
@@ -64,7 +66,7 @@ NETWORK, CLUSTERS, ROWS, FOLDS = 1, 3, 5, 6  # purposes of random streams
 MOST_ROWS = 4000  # of more rows so many are drawn: trees compare all with all
 NEIGHBORS = 5  # 10 and 20 are 1 point worse
 # To 1 for neighbors. A third more or less is within a point.
-WHOLE, SILHOUETTE, GAIN, PRICE, LABELS = 0.3, 1.0, 0.2, 0.9, 0.15
+WHOLE, SILHOUETTE, GAIN, PRICE, LABELS, FOUND_AGAIN = 0.3, 1.0, 0.2, 0.9, 0.15, 0.33
 # What speaks for a single class, which can show neither silhouette nor gain: more than for the halves of one class (0.03 to
 # 0.3), less than for two classes (0.14 to 0.7).
 ONE = 0.17
@@ -79,8 +81,8 @@ FINALISTS = 12  # that become mixtures
 LARGEST, PER_SEEN = 100, 2  # groups at most when nothing is said, or so many times the seen classes
 # Groups of the tree of averages, to one of Ward's: many of them are single rows, which go to the others.
 PER_AVERAGE = 3
-# From one number to try to the next, in a tree and for k-means. Half as large steps lose half a point: of more tries the best is
-# more often best by chance.
+# From one number to try to the next, in a tree and for k-means. Half as large steps lose half a point: of more tries the
+# best is more often best by chance.
 STEP, WIDE_STEP = 1.12, 1.25
 AROUND = 2.0  # k-means tries numbers from a half to twice that of the best tree
 NUM_STARTS = 4  # of k-means
@@ -104,6 +106,7 @@ class _Rows:
     fold: Tensor  # (N,) bool
     seed: int
     as_one: float  # log likelihood of a row, with all rows as one class
+    found_again: dict[int, float]  # number of groups, ascending, to a share of the labeled rows; empty without labels
 
     def at(self, dims: int) -> Tensor:
         """(N, dims) unit rows."""
@@ -197,7 +200,7 @@ def _look(x: Tensor, turned: Tensor, labels: Tensor, num_seen: int, seed: int) -
     order = torch.randperm(len(kept), generator=generator(CPU, seed, FOLDS))
     fold, near = order % 2 == 0, F.normalize(turned[kept, :NEAR], dim=1)
     as_one = likelihood(near, torch.zeros(len(kept), dtype=torch.long), 1)
-    return kept, _Rows(tree[kept], turned[kept], labels[kept], neighbors, num_seen, fold, seed, as_one)
+    return kept, _Rows(tree[kept], turned[kept], labels[kept], neighbors, num_seen, fold, seed, as_one, {})
 
 
 def _candidates(rows: _Rows, low: int, high: int) -> list[_Candidate]:
@@ -220,7 +223,9 @@ def _candidates(rows: _Rows, low: int, high: int) -> list[_Candidate]:
 
     starts = list(_cuts(rows.tree, rows.labels, rows.num_seen, numbers))
     if rows.num_seen:
-        starts += _cuts(rows.tree, unlabeled, 0, numbers)
+        blind = list(_cuts(rows.tree, unlabeled, 0, numbers))
+        again = sorted((int(groups.max()) + 1, _found_again(groups, rows.labels)) for groups in blind)
+        rows, starts = replace(rows, found_again=dict(again)), starts + blind
     starts += _average_cuts(rows.at(NEAR), _numbers(low, min(PER_AVERAGE * high, len(rows.tree) // 2), STEP))
     for start in starts:
         add(_named(start, rows.labels, rows.num_seen))
@@ -311,13 +316,14 @@ def evidence(rows: _Rows, classes: Tensor) -> float:
     same = group[rows.neighbors] == group[:, None]  # (N, 5)
     said = float(same.float().mean()) + WHOLE * _whole(rows.neighbors, same, group)
     said += ONE if num_groups == 1 else SILHOUETTE * _silhouette(z, group, num_groups)
-    said += GAIN * math.sqrt(
-        max(likelihood(z, group, num_groups) - rows.as_one, 0.0)
-    )  # not in proportion: texts have classes within classes
+    # Not in proportion: texts have classes within classes, and each explains the rows better.
+    said += GAIN * math.sqrt(max(likelihood(z, group, num_groups) - rows.as_one, 0.0))
     said -= PRICE * num_groups * math.log(num_rows) / num_rows
     num_labeled = int((rows.labels >= 0).sum())
     if num_labeled:
-        said += LABELS * num_labeled / (num_labeled + FEW) * _told(z, classes, rows)
+        again = float(np.interp(num_groups, list(rows.found_again), list(rows.found_again.values())))
+        told = LABELS * _told(z, classes, rows) + FOUND_AGAIN * again
+        said += num_labeled / (num_labeled + FEW) * told
     return said
 
 
@@ -397,6 +403,14 @@ def _told(z: Tensor, classes: Tensor, rows: _Rows) -> float:
     share = torch.bincount(classes, minlength=num_classes) / len(classes)
     labeled = rows.labels[rows.labels >= 0]
     return said / len(labeled) - float(share[labeled].log().mean())
+
+
+def _found_again(groups: Tensor, labels: Tensor) -> float:
+    """Share of the labeled rows in the group of their class, under the best one-to-one naming."""
+    known = labels >= 0
+    counts = torch.zeros(int(groups.max()) + 1, int(labels.max()) + 1)
+    counts.index_put_((groups[known], labels[known]), torch.ones(int(known.sum())), accumulate=True)
+    return float(counts[linear_sum_assignment(-counts.numpy())].sum()) / int(known.sum())
 
 
 def _count(found: list[_Candidate], best: _Candidate, wanted: int) -> CountEstimate:
