@@ -62,6 +62,13 @@ def test_more_rows_than_are_looked_at(monkeypatch):
     assert torch.equal(classes[labels >= 0], labels[labels >= 0])
 
 
+def test_a_sample_has_a_label_of_every_seen_class(monkeypatch):
+    monkeypatch.setattr(engine, "MOST_ROWS", 100)
+    x, labels, truth = clouds((60,) * 12, num_seen=12, num_labeled=1)
+    classes, _ = explain(x, labels, num_seen=12)
+    assert right(classes, labels, truth, 12) > 0.9
+
+
 def test_copies_are_no_classes_of_their_own():
     x, labels, truth = clouds((20,) * 5, num_seen=2)
     x = torch.cat([x] * 6) + 1e-4 * torch.randn(600, 20, generator=torch.Generator().manual_seed(1))

@@ -140,6 +140,8 @@ def explain(
         why = f"All {len(labels)} rows are labeled, so the {num_seen} seen classes are all."
         return labels, nothing_to_find(num_seen, why)
     drawn = draw_rows(labels, MOST_ROWS, generator(CPU, seed, ROWS))
+    one_of_each = torch.stack([(labels == c).nonzero()[0] for c in range(num_seen)])[:, 0] if num_seen else drawn[:0]
+    drawn = torch.unique(torch.cat([drawn, one_of_each]))  # no seen class is left without a label
     with seeded(seed, NETWORK):
         encoder = RowEncoder(x.shape[1], min(DIMS[1], max(x.shape[1], 2)))
         encoder.fit(x, power=POWER)
