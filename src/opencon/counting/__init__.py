@@ -5,7 +5,7 @@
     dtc   as DTC counts: seen classes are hidden, to see at which k they are found again (`dtc.count_by_probes`)
     orca  dtc: ORCA's number for CIFAR-100 is DTC's estimate (124 classes), and OpenCon took it over
 
-The default everywhere, `engine`, also says which rows are whose, and joins these in `openworld.engine`.
+The default everywhere, `engine`, also says which rows are whose. It is in the room openworld and joins these from there.
 
 `gcd` and `dtc` are here for comparison. Both look at the seen classes, and both papers assume that novel classes resemble
 them.
