@@ -117,6 +117,15 @@ def test_it_is_one_graph():
     torch.testing.assert_close(captured(x, params), augment.apply(x, params), rtol=0, atol=2e-6)
 
 
+@pytest.mark.slow
+def test_compiled_is_eager():
+    x = images(24, 3, 32)
+    augment = Augment(AugmentConfig(**OFF, rand_ops=2), image_size=32, channels=3)
+    params = augment.draw(24, (32, 32), rng())
+    compiled = torch.compile(augment.plain, fullgraph=True)
+    assert (compiled(x, params) - augment.apply(x, params)).abs().gt(1e-5).float().mean() < 0.02
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("size", [32, 96])
 def test_the_gpu_agrees_and_never_makes_the_host_wait(size):

@@ -181,9 +181,13 @@ AUGMENTATIONS: Registry[AugmentationEntry] = Registry("augmentation")
 AUGMENTATIONS.add("standard", AugmentationEntry(Augment, "crop, flip, warp, jitter, gray, blur, RandAugment"))
 
 
-def build_views(config: RunConfig, *, image_size: int, channels: int) -> tuple[list[Augmentation], list[Mixer | None]]:
+def build_views(
+    config: RunConfig, *, image_size: int, channels: int, device: torch.device
+) -> tuple[list[Augmentation], list[Mixer | None]]:
     """What makes each view of an image, and what mixes each: the two full views, then those of `config.views`."""
     full = config.augment.size or image_size
+    # RandAugment is a hundred small operations, which a GPU does in a few kernels once they are compiled.
+    fuses = config.train.compile or (config.train.kernels and device.type == "cuda" and has_triton())
 
     def made(kind: AugmentConfig) -> Augmentation:
         augment = AUGMENTATIONS[kind.name].build(kind, image_size=kind.size or full, channels=channels)
@@ -191,8 +195,8 @@ def build_views(config: RunConfig, *, image_size: int, channels: int) -> tuple[l
             augment.kernels = config.train.kernels
             if config.train.compile:
                 augment.plain = torch.compile(augment.plain)  # type: ignore[method-assign]
-                if kind.rand_ops > 0:
-                    augment.randomized = torch.compile(augment.randomized)  # type: ignore[method-assign]
+            if fuses and kind.rand_ops > 0:
+                augment.randomized = torch.compile(augment.randomized)  # type: ignore[method-assign]
         return augment
 
     first = made(config.augment)
