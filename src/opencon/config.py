@@ -145,7 +145,7 @@ class EncoderConfig:
     """The network, the weights it starts from, and which part of it learns."""
 
     name: str
-    weights: str | None = None  # a file; None: random
+    weights: str | None = None  # a file; "installed": those that come with the encoder; None: random
     train_from: str = "all"  # first stage that learns: a stage name, "all" or "head"
     frozen_norm: FrozenNorm = "batch"  # statistics of frozen batch norms; released: batch
     fold_frozen: bool = True  # without batch statistics: frozen batch norms folded into the convolutions before them

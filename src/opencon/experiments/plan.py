@@ -9,7 +9,7 @@ import torch
 from opencon.config import RunConfig
 from opencon.data.benchmarks import DatasetInfo, dataset_info
 from opencon.data.split import check_given, check_split
-from opencon.encoders import ENCODERS
+from opencon.encoders import INSTALLED, encoder_entry
 from opencon.errors import ConfigError
 from opencon.methods import METHODS
 from opencon.registry import did_you_mean
@@ -24,6 +24,7 @@ def plan(config: RunConfig, *, download: bool = False) -> dict[str, str]:
     check_fits(config, info)
     encoder = config.encoder
     start = f"weights from {encoder.weights}" if encoder.weights else "random weights"
+    start = "the weights that come with it" if encoder.weights == INSTALLED else start
     learns = {"all": "everything learns", "head": "only the head learns"}.get(
         encoder.train_from, f"{encoder.train_from} and the head learn"
     )
@@ -102,9 +103,10 @@ def check_fits(config: RunConfig, info: DatasetInfo) -> None:
     """Refuse what cannot work before anything is loaded."""
     num_train = info.num_train
     full = config.augment.size or info.image_size
-    with torch.device("meta"), seeded(0):  # shapes alone
+    entry = encoder_entry(config.encoder.name)
+    with torch.device(entry.builds_on), seeded(0):  # shapes alone
         for size in dict.fromkeys([full, *(view.size or full for view in config.views)]):
-            encoder = ENCODERS[config.encoder.name].build(info.channels, size)
+            encoder = entry.build(info.channels, size)
             encoder.freeze(config.encoder.train_from)
     if config.train.epochs and not config.method.trains:
         raise ConfigError(f"{config.method.name} learns nothing: train.epochs = {config.train.epochs} must be 0.")
@@ -122,5 +124,10 @@ def check_fits(config: RunConfig, info: DatasetInfo) -> None:
         )
     if config.eval.on == "test" and not info.num_test:
         raise ConfigError(f"{config.data.name} has no held-out test images. Use eval.on=unlabeled (--on unlabeled).")
-    if config.encoder.weights and not Path(config.encoder.weights).is_file():
-        raise ConfigError(f"encoder.weights = {config.encoder.weights} is not a file. Give a checkpoint, or none.")
+    weights = config.encoder.weights
+    if weights == INSTALLED and entry.load_installed is None:
+        raise ConfigError(
+            f"encoder.weights = {INSTALLED}: no weights come with {config.encoder.name!r}. Give a checkpoint, or none."
+        )
+    if weights and weights != INSTALLED and not Path(weights).is_file():
+        raise ConfigError(f"encoder.weights = {weights} is not a file. Give a checkpoint, or none.")
