@@ -8,15 +8,18 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
 from opencon.cli.base import Device, DryRun, app, console, errors, resumable, show_count, show_plan
-from opencon.config import RunConfig, to_dict, with_settings
+from opencon.config import RunConfig, to_dict
 from opencon.errors import ConfigError
+
+if TYPE_CHECKING:
+    from opencon.experiments.callbacks import Callback
 
 Out = Annotated[Path | None, typer.Option("--out", help="Folder for the run; default: runs/ and the recipe's name.")]
 Settings = Annotated[
@@ -27,10 +30,33 @@ DataRoot = Annotated[str | None, typer.Option("--data", help="Where the data set
 Seed = Annotated[int | None, typer.Option("--seed", help="Training seed (the split has its own: split.seed).")]
 Download = Annotated[bool, typer.Option("--download", help="Fetch the data set's archive if it is missing.")]
 TensorBoard = Annotated[bool, typer.Option("--tensorboard", help="Also write TensorBoard logs.")]
+Log = Annotated[
+    list[str] | None, typer.Option("--log", help="Also log to tensorboard, wandb or mlflow (extras); repeatable.")
+]
+Labeled = Annotated[
+    str | None, typer.Option("--labeled", help="Your own images: a folder with one sub-folder per class.")
+]
+Unlabeled = Annotated[str | None, typer.Option("--unlabeled", help="A folder with images that carry no label.")]
+Truth = Annotated[
+    str | None, typer.Option("--truth", help="Their classes, to measure with: folders (its sub-folders), or a table.")
+]
+Test = Annotated[str | None, typer.Option("--test", help="Held-out images with classes: a folder, or a list.")]
 
 WIDE = 150  # columns of a terminal in which the whole training bar fits
-FIRST = ("protocol", "on", "num_images", "seed", "all", "novel", "seen", "knn20")
-SHARES = {"all", "novel", "seen", "knn20", "auroc", "aupr", "fpr95", "share_novel"}
+FIRST = (
+    "protocol",
+    "on",
+    "num_images",
+    "seed",
+    "all",
+    "novel",
+    "seen",
+    "knn20",
+    "held_out",
+    "num_held_out",
+    "stability",
+)
+SHARES = {"held_out", "stability", "all", "novel", "seen", "knn20", "auroc", "aupr", "fpr95", "share_novel"}
 
 
 @app.command(short_help="Learn five digits, discover five others, in a minute on a CPU.")
@@ -68,24 +94,34 @@ def train(
     variant: Annotated[
         str | None, typer.Option("--variant", help="released (as the published code, the default) or paper.")
     ] = None,
-    weights: Annotated[str | None, typer.Option("--weights", help="File with encoder weights to start from.")] = None,
+    weights: Annotated[
+        str | None, typer.Option("--weights", help="File with encoder weights to start from, or installed.")
+    ] = None,
     data: DataRoot = None,
+    labeled: Labeled = None,
+    unlabeled: Unlabeled = None,
+    truth: Truth = None,
+    test: Test = None,
     seed: Seed = None,
     device: Device = "auto",
     download: Download = False,
     tensorboard: TensorBoard = False,
+    log: Log = None,
     dry_run: DryRun = False,
 ) -> None:
-    """Train a method on a data set, or resume a run that was interrupted."""
-    from opencon.api import train_config
+    """Train a method on a data set or on images of your own, or resume a run that was interrupted."""
+    from opencon.api import configure
 
     if (recipe is None) == (config is None):
         raise ConfigError("give a recipe (`opencon list` shows them) or --config FILE, one of the two.")
     if config is not None and variant is not None:
         raise ConfigError('--variant belongs to a recipe. In a configuration file, write: variant = "paper"')
-    base = train_config(recipe or config or "", variant=variant, data=data, weights=weights, seed=seed)
+    files = {"labeled": labeled, "unlabeled": unlabeled, "truth": truth, "test": test}
+    chosen = configure(
+        recipe or config or "", settings, variant=variant, data=data, weights=weights, seed=seed, **files
+    )
     name = (recipe or (config.stem if config else "")).replace("/", "-")
-    run(base, settings, out or Path("runs") / name, device, download, tensorboard, dry_run)
+    run(chosen, out or Path("runs") / name, device, download, loggers(log, tensorboard), dry_run)
 
 
 @app.command(short_help="Train an encoder without labels (SimCLR).")
@@ -94,22 +130,24 @@ def pretrain(
     out: Out = None,
     settings: Settings = None,
     data: DataRoot = None,
+    unlabeled: Unlabeled = None,
     seed: Seed = None,
     device: Device = "auto",
     download: Download = False,
     tensorboard: TensorBoard = False,
+    log: Log = None,
     dry_run: DryRun = False,
 ) -> None:
     """Train an encoder without labels (SimCLR). `train --weights` takes the encoder.safetensors that it writes."""
-    from opencon.api import train_config
+    from opencon.api import configure
     from opencon.experiments.recipes import get_recipe
 
     name = recipe.removeprefix("simclr/")
     if "/" in name:
         raise ConfigError(f"pretrain takes a data set, not the recipe {recipe!r}. Use: pretrain {name.split('/')[-1]}")
-    base = train_config(get_recipe(name, method="simclr"), data=data, seed=seed)
+    config = configure(get_recipe(name, method="simclr"), settings, data=data, unlabeled=unlabeled, seed=seed)
     folder = out or Path("runs") / f"simclr-{name}"
-    run(base, settings, folder, device, download, tensorboard, dry_run)
+    run(config, folder, device, download, loggers(log, tensorboard), dry_run)
     if not dry_run:
         console.print(f"Encoder: {folder / 'encoder.safetensors'}", soft_wrap=True)
 
@@ -251,28 +289,30 @@ def names_table(title: str, first: str, *others: str) -> Table:
     return table
 
 
-def run(
-    base: RunConfig,
-    settings: list[str] | None,
-    out: Path,
-    device: str,
-    download: bool,
-    tensorboard: bool,
-    dry_run: bool,
-) -> None:
+def loggers(names: list[str] | None, tensorboard: bool) -> list[Callback]:
+    """The loggers of these names."""
+    from opencon.experiments.callbacks import LOGGERS
+
+    wanted = dict.fromkeys([*(names or []), *(["tensorboard"] if tensorboard else [])])
+    unknown = [name for name in wanted if name not in LOGGERS]
+    if unknown:
+        raise ConfigError(f"--log {unknown[0]!r} must be one of {', '.join(LOGGERS)}.")
+    return [LOGGERS[name]() for name in wanted]
+
+
+def run(config: RunConfig, out: Path, device: str, download: bool, watchers: list[Callback], dry_run: bool) -> None:
     """Show the plan; train unless it is a dry run; show the result."""
     from opencon.experiments.plan import plan
     from opencon.experiments.train import train as train_run
     from opencon.runtime import pick_device
 
-    config = with_settings(base, settings or [])
     where = pick_device(device)
     show_plan({**plan(config, download=download), "device": str(where), "folder": str(out)})
     if dry_run:
         console.print_json(json.dumps(to_dict(config)))
         return
     with resumable(), progress_bar() as callbacks:
-        result = train_run(config, out, where, callbacks=callbacks, download=download, tensorboard=tensorboard)
+        result = train_run(config, out, where, callbacks=callbacks, watchers=watchers, download=download)
     console.print(result_table(result, title=str(out)))
     console.print(f"Measure it again, or in another way: opencon evaluate {out}", soft_wrap=True)
 
@@ -280,7 +320,7 @@ def run(
 @contextmanager
 def progress_bar() -> Iterator[Any]:
     """A bar with losses, accuracy and time left, fed by the callbacks of a run."""
-    from opencon.experiments.train import Callbacks
+    from opencon.experiments.callbacks import Callbacks
 
     columns = (
         TextColumn("{task.description}"),
@@ -310,6 +350,8 @@ def progress_bar() -> Iterator[Any]:
             if "all" in record:
                 shown = ("all", "novel", "seen") if is_wide else ("all",)
                 latest["acc"] = " ".join(f"{key} {record[key]:.1%}" for key in shown)
+            if "held_out" in record and "all" not in record:
+                latest["acc"] = f"held out {record['held_out']:.1%}"
             if "knn20" in record:
                 latest["acc"] = f"20-NN {record['knn20']:.1%}"
             epoch = record["epoch"] + 1

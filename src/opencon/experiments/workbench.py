@@ -139,7 +139,8 @@ class Workbench:
         augment = Augment(self.config.augment, image_size=self.size, channels=self.images.shape[1])
 
         def view(images: Tensor) -> Tensor:
-            return augment.apply(images, augment.draw(len(images), tuple(images.shape[-2:]), draw))
+            height, width = images.shape[-2:]
+            return augment.apply(images, augment.draw(len(images), (height, width), draw))
 
         other = self.method.assign(FeatureBank(self.embed(self.images, view), self.labels)).classes.cpu()
         rows = self.split.unlabeled

@@ -203,7 +203,12 @@ class Concord(Method[ConcordConfig]):
         self.average.update()
         self.average_classifier.update()
 
+    def row_logits(self, z: Tensor) -> Tensor:
+        """Cosines with averaged weights, over the temperature."""
+        logits: Tensor = self.average_classifier(z) / self.config.temperature
+        return logits
+
     @torch.no_grad()
     def assign(self, bank: FeatureBank) -> Assignment:
         """The class of the greatest cosine."""
-        return Assignment.from_logits(self.average_classifier(bank.z) / self.config.temperature, self.task.num_seen)
+        return Assignment.from_logits(self.row_logits(bank.z), self.task.num_seen)
