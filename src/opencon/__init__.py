@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from opencon.version import __version__
 
 if TYPE_CHECKING:
-    from opencon.api import Run, compare, configure, count, discover, evaluate, export, name, open_run, train
+    from opencon.api import Run, compare, configure, count, discover, draw, evaluate, export, name, open_run, train
     from opencon.estimator import OpenWorldClassifier
     from opencon.experiments.callbacks import Callback, MLflowLogger, TensorBoardLogger, Training, WandbLogger
     from opencon.metrics import open_world_accuracy
@@ -37,6 +37,7 @@ __all__ = [
     "configure",
     "count",
     "discover",
+    "draw",
     "evaluate",
     "export",
     "name",
@@ -58,6 +59,7 @@ _HOMES = {
     "configure": "opencon.api",
     "count": "opencon.api",
     "discover": "opencon.api",
+    "draw": "opencon.api",
     "evaluate": "opencon.api",
     "export": "opencon.api",
     "name": "opencon.api",

@@ -22,11 +22,12 @@ from opencon.data.split import names_from_file
 from opencon.errors import ConfigError, require
 from opencon.experiments.callbacks import Callback
 from opencon.experiments.compare import FORMATS, Section, compare_runs, render
-from opencon.experiments.evaluate import evaluate_run
+from opencon.experiments.evaluate import draw_side_by_side, evaluate_run
 from opencon.experiments.recipes import get_recipe, read_config, run_config
 from opencon.experiments.results import Confusion, Predictions, predictions_of
 from opencon.experiments.train import train as train_run
 from opencon.experiments.workbench import open_run as open_bench
+from opencon.methods import METHODS
 from opencon.openworld.fit import OpenWorldConfig
 from opencon.photos.discover import DiscoverConfig, Discovery, Progress, count_classes, discover_photos, prepare
 from opencon.photos.export import export_folder
@@ -363,6 +364,7 @@ def evaluate(
     device: str = "auto",
     picture: PathLike | None = None,
     figures: PathLike | None = None,
+    classes: int = 10,
     novelty: bool = False,
     count: str | None = None,
 ) -> dict[str, Any]:
@@ -375,7 +377,8 @@ def evaluate(
         data: where the images lie now.
         device: "auto", "cpu", "cuda" or "cuda:N".
         picture: also draw the embedding to this PNG.
-        figures: also draw look-alikes of the paper's figures to this folder.
+        figures: also draw look-alikes of the paper's figures to this folder; a warning names those that cannot be drawn.
+        classes: how many a figure of the embedding shows, 10 or 20.
         novelty: also compare every novelty score.
         count: also estimate the number of classes, by "tree", "gcd", "dtc" or "orca".
 
@@ -391,9 +394,26 @@ def evaluate(
         data_root=None if data is None else str(data),
         picture=_path(picture),
         figures=_path(figures),
+        num_drawn=classes,
         novelty=novelty,
         count=count,
+        say=lambda text: warnings.warn(text, stacklevel=3),
     )
+
+
+def draw(runs: PathLike | Run | Sequence[PathLike | Run], out: PathLike, *, classes: int = 10) -> list[Path]:
+    """Draw embeddings and confusion matrices of runs side by side. Returns the pictures.
+
+    Args:
+        runs: run folders, or what `train` returned, on the same data and split; or a single one of these.
+        out: a folder for maps.png and confusions.png.
+        classes: how many are shown, 10 or 20.
+    """
+    each = [runs] if isinstance(runs, (str, Path, Run)) else list(runs)
+    opened = [run if isinstance(run, Run) else open_run(run) for run in each]
+    titles = [f"{METHODS[run.config.method.name].title}, {run.folder.name}" for run in opened]
+    benches = [open_bench(run.folder, pick_device(run.device), data_root=run.data) for run in opened]
+    return draw_side_by_side(dict(zip(titles, benches, strict=True)), Path(out).expanduser(), classes)
 
 
 @dataclass(frozen=True, eq=False)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -15,7 +14,7 @@ import typer
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from opencon.cli.base import Device, DryRun, app, console, errors, resumable, show_count, show_plan
+from opencon.cli.base import Device, DryRun, app, console, errors, quiet_warnings, resumable, show_count, show_plan
 from opencon.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -275,20 +274,6 @@ def on_return(no_cache: bool) -> str:
     if no_cache:
         return "Nothing was kept (--no-cache): the same command starts over."
     return "Features are kept: the same command goes on from there."
-
-
-@contextmanager
-def quiet_warnings() -> Iterator[None]:
-    """Show our warnings as plain lines, without their position in the code."""
-
-    def show(message: Any, category: type[Warning], *where: Any, **more: Any) -> None:
-        if issubclass(category, UserWarning):
-            errors.print(f"note: {message}")
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("default")
-        warnings.showwarning = show
-        yield
 
 
 @contextmanager

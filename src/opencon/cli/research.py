@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import math
 import sys
@@ -14,7 +16,7 @@ import typer
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from opencon.cli.base import Device, DryRun, app, console, errors, resumable, show_count, show_plan
+from opencon.cli.base import Device, DryRun, app, console, errors, quiet_warnings, resumable, show_count, show_plan
 from opencon.config import RunConfig, to_dict
 from opencon.errors import ConfigError
 
@@ -168,6 +170,10 @@ def evaluate(
     figures: Annotated[
         Path | None, typer.Option("--figures", help="Also draw look-alikes of the paper's figures to this folder.")
     ] = None,
+    classes: Annotated[int, typer.Option("--classes", help="How many classes a figure shows: 10 or 20.")] = 10,
+    predictions: Annotated[
+        Path | None, typer.Option("--predictions", help="Also write the class of every judged image to this CSV file.")
+    ] = None,
     novelty: Annotated[bool, typer.Option("--novelty", help="Also compare every novelty score.")] = False,
     count: Annotated[
         str | None, typer.Option("--count", help="Also estimate the number of classes: by tree, gcd, dtc or orca.")
@@ -177,19 +183,24 @@ def evaluate(
     from opencon.api import evaluate as evaluate_run
     from opencon.counting.base import CountEstimate
 
-    if picture is not None and not picture.parent.is_dir():
-        raise ConfigError(f"--picture {picture}: there is no folder {picture.parent}. Make it first.")
-    record = evaluate_run(
-        run_folder,
-        protocol=protocol,
-        on=on,
-        data=data,
-        device=device,
-        picture=picture,
-        figures=figures,
-        novelty=novelty,
-        count=count,
-    )
+    for option, path in (("--picture", picture), ("--predictions", predictions)):
+        if path is not None and not path.parent.is_dir():
+            raise ConfigError(f"{option} {path}: there is no folder {path.parent}. Make it first.")
+    with quiet_warnings():
+        record = evaluate_run(
+            run_folder,
+            protocol=protocol,
+            on=on,
+            data=data,
+            device=device,
+            picture=picture,
+            figures=figures,
+            classes=classes,
+            novelty=novelty,
+            count=count,
+        )
+    if predictions is not None:
+        write_predictions(run_folder, on, data, device, predictions)
     if as_json:
         sys.stdout.write(json.dumps(without_nan(record)) + "\n")
         return
@@ -201,6 +212,34 @@ def evaluate(
         console.print(novelty_scores_table(scores))
     if counted is not None:
         show_count(CountEstimate(**counted))
+
+
+def write_predictions(run_folder: Path, on: str | None, data: str | None, device: str, path: Path) -> None:
+    """What a run says of its images, as a CSV file."""
+    from opencon.api import open_run
+    from opencon.training.run_folder import RunFolder
+
+    opened = open_run(run_folder, data=data, device=device)
+    found = opened.predictions("test" if (on or opened.config.eval.on) == "test" else "unlabeled")
+    columns = found.columns()
+    text = io.StringIO()
+    table = csv.writer(text, lineterminator="\n")
+    table.writerow(columns)
+    table.writerows(zip(*columns.values(), strict=True))
+    RunFolder(path.parent).write_text(path.name, text.getvalue())
+
+
+@app.command(short_help="Draw runs side by side: embeddings and confusion.")
+def draw(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders on the same data.")],
+    out: Annotated[Path, typer.Option("--out", help="Folder for the pictures.")] = Path("figures"),
+    classes: Annotated[int, typer.Option("--classes", help="How many classes are shown: 10 or 20.")] = 10,
+) -> None:
+    """Draw the embeddings and the confusion matrices of runs side by side, each as one PNG."""
+    from opencon.api import draw as draw_runs
+
+    for path in draw_runs(runs, out, classes=classes):
+        console.print(f"Wrote {path}", soft_wrap=True)
 
 
 @app.command(short_help="Runs side by side: mean and spread over seeds.")

@@ -34,7 +34,7 @@ from opencon.training.run_folder import RunFolder
 FILE, TENSORS = "classes.json", "classes.safetensors"
 MOST_EXAMPLES = 20  # of a class, ours, as in a discovery
 NEVER = -2.0  # no cosine lies below it: a run has no rule for what is unlike everything
-SCALES = torch.logspace(-1, 4, 26)  # of squared distances in units of their mean, to choose the best of; ours
+SCALES = torch.logspace(-1, 3, 21)  # of squared distances in units of their mean, to choose the best of; ours
 ROWS = 8192  # judged at a time
 SMALLEST = 1e-12  # probability, so that its logarithm is finite
 
@@ -136,9 +136,7 @@ def learned_classes(bench: Workbench, bank: FeatureBank, assignment: Assignment)
     place[order] = torch.arange(num_classes)
     classes = torch.where(labels >= 0, labels, place[found])  # (M,)
     head = _fitted(bench.method, z, labels, classes, place[found], order, num_seen)
-    with torch.no_grad():
-        p = torch.cat([head.probabilities(part.to(bench.device)).cpu() for part in torch.split(z, ROWS)])
-    own = p.gather(1, classes[:, None])[:, 0]
+    own, judged = _judged(head, z, classes, bench.device)
     members = [(classes == c).nonzero()[:, 0] for c in range(num_classes)]
     best = [rows[own[rows].argsort(descending=True, stable=True)][:MOST_EXAMPLES] for rows in members]
     files = file_names(bench.dataset.train.files, bench.config.data.name, num_images)
@@ -148,7 +146,7 @@ def learned_classes(bench: Workbench, bank: FeatureBank, assignment: Assignment)
         sizes=tuple(map(len, members)),
         order=tuple(order.tolist()),
         example_files=tuple(tuple(files[i] for i in rows.tolist()) for rows in best),
-        agrees=float((p.argmax(dim=1) == place[found])[free].float().mean()),
+        agrees=float((judged == place[found])[free].float().mean()),
         settings=head.settings(),
         task=asdict(bench.method.task),
         channels=int(bench.images.shape[1]),
@@ -156,6 +154,17 @@ def learned_classes(bench: Workbench, bank: FeatureBank, assignment: Assignment)
         view_size=bench.size,
     )
     return facts, head, F.normalize(z[torch.cat(best)], dim=1)
+
+
+@torch.no_grad()
+def _judged(head: RunClasses, z: Tensor, classes: Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
+    """How likely the class of each row is, and the likeliest class; part by part, because (M, C) can be large."""
+    own, likeliest = [], []
+    for rows, its in zip(torch.split(z, ROWS), torch.split(classes, ROWS), strict=True):
+        p = head.probabilities(rows.to(device)).cpu()
+        own.append(p.gather(1, its[:, None])[:, 0])
+        likeliest.append(p.argmax(dim=1))
+    return torch.cat(own), torch.cat(likeliest)
 
 
 def write_classes(folder: RunFolder, bench: Workbench, bank: FeatureBank, assignment: Assignment) -> None:
@@ -193,10 +202,7 @@ def _fitted(
     """
     num_classes, dim = len(order), z.shape[1]
     device = next(method.buffers(), next(method.parameters())).device
-    with torch.no_grad():
-        parts = [method.row_logits(part.to(device)) for part in torch.split(z, ROWS)] if num_seen else [None]
-    logits = None if parts[0] is None else torch.cat([part.cpu() for part in parts if part is not None])
-    rule: Rule = "means" if logits is None else "outputs" if logits.shape[1] == num_classes else "seen"
+    rule, largest, confidence = _outputs(method, z, device, num_classes) if num_seen else ("means", found, None)
     head = RunClasses(method, rule=rule, dim=dim, num_seen=num_seen, num_classes=num_classes)
     rows = z if rule == "means" else F.normalize(z, dim=1)
     classes = found if rule == "means" else classes  # its groups are its own, wherever the labeled images fell
@@ -205,21 +211,36 @@ def _fitted(
     head.prototypes.copy_(F.normalize(head.means, dim=1))
     head.is_empty.copy_(count == 0)
     if rule == "outputs":
-        assert logits is not None
-        named = match(logits.argmax(dim=1).numpy(), found.numpy())  # a method may name its outputs by labeled images
+        named = match(largest.numpy(), found.numpy())  # a method may name its outputs by labeled images
         output = {c: k for k, c in named.items()}
         left = [k for k in order.tolist() if k not in named]
         head.outputs.copy_(torch.tensor([output[c] if c in output else left.pop(0) for c in range(num_classes)]))
-    elif rule == "seen":
-        assert logits is not None
-        head.unsure.copy_(_best_cut(logits.softmax(dim=1).amax(dim=1)[labels < 0], found[labels < 0] >= num_seen))
+    elif confidence is not None:
+        head.unsure.copy_(_best_cut(confidence[labels < 0], found[labels < 0] >= num_seen))
     if rule != "outputs":
-        head.scale.copy_(_best_scale(rows, head.means, classes, labels))
+        head.scale.copy_(_best_scale(rows, head.means, labels))
+        head.sharpness.copy_(4 * head.scale)  # how fast logits can change: unit rows are at most 2 from a mean
     for name, tensor in head.named_buffers(
         recurse=False
     ):  # the method is where it is; moving it would unfold its encoder
         setattr(head, name, tensor.to(device))
     return head
+
+
+@torch.no_grad()
+def _outputs(
+    method: Method[Any], z: Tensor, device: torch.device, num_classes: int
+) -> tuple[Rule, Tensor, Tensor | None]:
+    """The rule of a method; of each row the largest output, and how sure it is, where only seen classes have one."""
+    largest, confidence = [], []
+    for rows in torch.split(z, ROWS):
+        logits = method.row_logits(rows.to(device))
+        if logits is None:
+            return "means", torch.empty(0, dtype=torch.int64), None
+        knows_all = logits.shape[1] == num_classes
+        largest.append(logits.argmax(dim=1).cpu())
+        confidence.append(logits.softmax(dim=1).amax(dim=1).cpu())
+    return ("outputs" if knows_all else "seen"), torch.cat(largest), None if knows_all else torch.cat(confidence)
 
 
 def _best_cut(confidence: Tensor, is_new: Tensor) -> Tensor:
@@ -232,13 +253,17 @@ def _best_cut(confidence: Tensor, is_new: Tensor) -> Tensor:
     return (edges[cut] + edges[cut + 1]) / 2
 
 
-def _best_scale(rows: Tensor, means: Tensor, classes: Tensor, labels: Tensor) -> Tensor:
-    """The scale of squared distances under which the classes of labeled images (or of all) are likeliest."""
-    judged = (labels >= 0).nonzero()[:, 0] if bool((labels >= 0).any()) else torch.arange(len(rows))
-    squared = torch.cdist(rows[judged], means).square()
-    mean = squared.gather(1, classes[judged][:, None]).mean().clamp(min=SMALLEST)
-    losses = torch.stack([F.cross_entropy(-scale / mean * squared, classes[judged]) for scale in SCALES])
-    return SCALES[int(losses.argmin())] / mean
+def _best_scale(rows: Tensor, means: Tensor, labels: Tensor) -> Tensor:
+    """The scale of squared distances under which the labels are likeliest; without labels, one over their mean."""
+    every = max(1, len(rows) // ROWS)  # some thousand rows suffice for one number
+    rows, labels = rows[::every], labels[::every]
+    squared = torch.cdist(rows, means).square()  # (some rows, C)
+    mean = squared.amin(dim=1).mean().clamp(min=SMALLEST)
+    is_labeled = labels >= 0
+    if not bool(is_labeled.any()):
+        return 1 / mean
+    losses = [F.cross_entropy(-scale / mean * squared[is_labeled], labels[is_labeled]) for scale in SCALES]
+    return SCALES[int(torch.stack(losses).argmin())] / mean
 
 
 def class_names(bench: Workbench, found: Tensor) -> tuple[str, ...]:

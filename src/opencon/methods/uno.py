@@ -86,7 +86,7 @@ class ClusterHeads(nn.Module):
     def forward(self, rows: Tensor) -> Tensor:
         """(N, F) -> (H, N, K) in [-1, 1]."""
         hidden = F.relu(self.norm(self.hidden(rows)))
-        hidden = hidden.unflatten(1, (self.num_heads, -1)).transpose(0, 1)  # (H, N, E)
+        hidden = torch.unflatten(hidden, 1, (self.num_heads, -1)).transpose(0, 1)  # (H, N, E)
         z = F.normalize(torch.baddbmm(self.bias, hidden, self.weight), dim=2)  # (H, N, D)
         return z @ self.prototypes.mT
 
