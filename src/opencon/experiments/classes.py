@@ -168,10 +168,18 @@ def _judged(head: RunClasses, z: Tensor, classes: Tensor, device: torch.device) 
 
 
 def write_classes(folder: RunFolder, bench: Workbench, bank: FeatureBank, assignment: Assignment) -> None:
-    """Keep the classes beside a run, so that it can be used without its data."""
+    """Keep the classes beside a run, so that it can be used without its data. Call it within `bench.judged_weights()`."""
     facts, head, examples = learned_classes(bench, bank, assignment)
-    folder.save_tensors(TENSORS, {**head.own_tensors(), "examples": examples}, {"method": bench.config.method.name})
+    tensors = {**head.own_tensors(), "examples": examples}
+    if bench.method.twin is not None:  # a checkpoint holds the weights that learn, not those that are judged
+        tensors |= {f"method.{name}": tensor.clone() for name, tensor in judged_state(bench.method).items()}
+    folder.save_tensors(TENSORS, tensors, {"method": bench.config.method.name})
     folder.write_json(FILE, asdict(facts))
+
+
+def judged_state(method: Method[Any]) -> dict[str, Tensor]:
+    """The weights that a method has now, without their average."""
+    return {name: tensor for name, tensor in method.state_dict().items() if not name.startswith("twin.")}
 
 
 def facts_from(plain: dict[str, Any]) -> Facts:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from opencon.config import EvaluationSet
 from opencon.counting import COUNTERS
-from opencon.errors import ConfigError
+from opencon.errors import ConfigError, require
 from opencon.experiments.classes import class_names
 from opencon.experiments.workbench import Workbench, open_run
 from opencon.methods import Assignment, FeatureBank
@@ -23,6 +23,8 @@ from opencon.report.figures import embedding_figure
 from opencon.report.paper_figures import choose_classes, class_figure, confusion_figure, novelty_figure
 from opencon.report.side_by_side import Panel, confusions_figure, maps_figure
 
+COUNT = "count:"
+FURTHER = ("novelty", *(COUNT + name for name in COUNTERS.names()))
 MOST_DRAWN = 1000  # images in a picture: more hide each other, and t-SNE takes its time
 
 
@@ -69,6 +71,23 @@ def evaluate_run(
     if figures is not None:
         for note in draw_paper_figures(bench, bank, assignment, figures, num_drawn):
             say(note)
+    return record
+
+
+def further_measures(bench: Workbench, names: Sequence[str]) -> dict[str, Any]:
+    """Further measures of a trained run, by name: "novelty", or "count:" and one of COUNTERS."""
+    unknown = [name for name in names if name not in FURTHER]
+    require(not unknown, f"unknown measure {', '.join(unknown)}. Known: {', '.join(FURTHER)}.")
+    if not names:
+        return {}
+    how = bench.config.eval
+    _, bank, assignment = bench.score(how.on, how.protocol)
+    record: dict[str, Any] = {}
+    if "novelty" in names:
+        record["novelty"] = novelty_scores(bench, bank, assignment, how.on)
+    for name in names:
+        if name.startswith(COUNT):
+            record[name] = class_count(bench, bank, name.removeprefix(COUNT))["num_classes"]
     return record
 
 
@@ -187,7 +206,10 @@ def colors(bench: Workbench, assignment: Assignment) -> tuple[Tensor, Tensor, Se
 
 def clustered(bench: Workbench, bank: FeatureBank, assignment: Assignment) -> Tensor:
     """The class of every row; a method without labels has assigned none so far."""
-    return assignment.classes if bench.config.method.uses_labels else bench.method.assign(bank).classes
+    if bench.config.method.uses_labels:
+        return assignment.classes
+    with bench.judged_weights():
+        return bench.method.assign(bank).classes
 
 
 def own_novelty(assignment: Assignment, rows: Tensor) -> tuple[NDArray[np.floating[Any]] | None, float | None]:

@@ -108,7 +108,8 @@ def predictions_of(bench: Workbench, on: EvaluationSet) -> tuple[Predictions, ND
     rows = np.asarray(rows)
     here = rows - num_train if on == "test" else rows  # in the set itself
     if not bench.config.method.uses_labels:
-        assignment = bench.method.assign(bank)
+        with bench.judged_weights():
+            assignment = bench.method.assign(bank)
     p, novelty = assignment.p, assignment.novelty
     names = file_names(images.files, bench.config.data.name, len(images))
     found = Predictions(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from opencon.config import RunConfig, to_dict
+from opencon.data.benchmarks import Dataset
 from opencon.data.split import Split
 from opencon.experiments.callbacks import Callback, Training, prepared
 from opencon.experiments.callbacks import Callbacks as Callbacks  # the command line and the tests take it from here
@@ -37,8 +38,13 @@ def train(
     callbacks: Callbacks = Callbacks(),  # noqa: B008 (frozen)
     watchers: Sequence[Callback] = (),
     download: bool = False,
+    dataset: Callable[[], Dataset] | None = None,
+    measure: Callable[[Workbench], Mapping[str, Any]] = lambda bench: {},
 ) -> dict[str, Any]:
-    """Train into the folder `out`, or resume the run in it. Returns the final record, which is also in result.json."""
+    """Train into the folder `out`, or resume the run in it. Returns the final record, which is also in result.json.
+
+    `dataset` gives images that are loaded already. What `measure` finds out about the trained run joins the record.
+    """
     start = time.perf_counter()
     with prepared(watchers):  # before anything is written: an extra may be missing
         folder = RunFolder.open_for_training(out, to_dict(config))
@@ -49,7 +55,7 @@ def train(
         split = Split.from_json(folder.read_json("split.json")) if has_started else None
         # A checkpoint holds all weights: the file they started from is no longer needed.
         base = without_weights(config) if folder.checkpoint.exists() else config
-        bench = prepare(base, device, split=split, download=download)
+        bench = prepare(base, device, split=split, download=download, dataset=dataset)
         announce(bench, callbacks.say)
         if not has_started:  # config.json last: it makes the folder a run
             folder.write_json("split.json", bench.split.to_json())
@@ -57,12 +63,12 @@ def train(
             folder.write_json("config.json", to_dict(config))
         training = Training(config, out, bench.method, None, 0)
         if config.train.epochs == 0:
-            scored = score_start(folder, config, bench)
-            result = finish(folder, bench, scored, start)
+            record, *found = score_start(folder, config, bench)
         else:
             last = train_epochs(folder, config, bench, callbacks, watchers, training)
-            scored = last or bench.score(config.eval.on, config.eval.protocol)
-            result = finish(folder, bench, (folder.read_metrics()[-1], *scored[1:]), start)
+            _, *found = last or bench.score(config.eval.on, config.eval.protocol)
+            record = folder.read_metrics()[-1]
+        result = finish(folder, bench, {**record, **measure(bench)}, *found, start=start)
         for watcher in watchers:
             watcher.finished(training, result)
         return result
@@ -152,14 +158,22 @@ def train_epochs(
     return last[0] if last else None
 
 
-def finish(folder: RunFolder, bench: Workbench, scored: Scored, start: float) -> dict[str, Any]:
+def finish(
+    folder: RunFolder,
+    bench: Workbench,
+    record: Mapping[str, Any],
+    bank: FeatureBank,
+    assignment: Assignment,
+    *,
+    start: float,
+) -> dict[str, Any]:
     """Write the encoder, the classes and the result, which makes the run a finished one."""
-    config, (record, bank, assignment) = bench.config, scored
-    result = dict(record) | {"total_seconds": time.perf_counter() - start}
+    config, result = bench.config, dict(record) | {"total_seconds": time.perf_counter() - start}
     if config.train.epochs == 0:
         folder.save_checkpoint({"config": to_dict(config), "epochs_done": 0, "method": bench.method.state_dict()})
     metadata = {"encoder": config.encoder.name, "method": config.method.name, "data": config.data.name}
-    folder.save_tensors("encoder.safetensors", bench.method.embedder.encoder.state_dict(), metadata)
-    write_classes(folder, bench, bank, assignment)
+    with bench.judged_weights():
+        folder.save_tensors("encoder.safetensors", bench.method.embedder.encoder.state_dict(), metadata)
+        write_classes(folder, bench, bank, assignment)
     folder.write_json("result.json", result)
     return result

@@ -28,7 +28,16 @@ from opencon.encoders import Encoder
 from opencon.encoders.pretrained import RUN_FILE, PretrainedEncoder, fingerprint
 from opencon.encoders.stored import EncoderFacts
 from opencon.errors import RunError
-from opencon.experiments.classes import FILE, TENSORS, Facts, RunClasses, facts_from, learned_classes, task_of
+from opencon.experiments.classes import (
+    FILE,
+    TENSORS,
+    Facts,
+    RunClasses,
+    facts_from,
+    judged_state,
+    learned_classes,
+    task_of,
+)
 from opencon.experiments.recipes import run_config
 from opencon.experiments.workbench import build_method, open_run, without_weights
 from opencon.methods import METHODS, Method
@@ -48,10 +57,10 @@ class RunNet(Encoder):
 
     channels_last = False  # the method sees to it
 
-    def __init__(self, method: Method[Any], facts: Facts) -> None:
+    def __init__(self, method: Method[Any], facts: Facts, *, mirror: bool) -> None:
         super().__init__()
         self.stages = ()
-        self.method, self.view_size = method, facts.view_size
+        self.method, self.view_size, self.mirror = method, facts.view_size, mirror
         self.in_channels, self.num_features = facts.channels, int(facts.settings["dim"])
 
     def forward(self, x: Tensor) -> Tensor:
@@ -59,6 +68,8 @@ class RunNet(Encoder):
         if x.shape[-1] != self.view_size:  # as `plain_view`
             size = (self.view_size, self.view_size)
             x = F.interpolate(x, size, mode="bilinear", antialias=True, align_corners=False).clamp(0.0, 1.0)
+        if self.mirror:  # as `embed_images`
+            return F.normalize(self.method.embed(x) + self.method.embed(x.flip(-1)), dim=1)
         return self.method.embed(x)
 
     def named_starts(self) -> dict[str, int]:
@@ -226,16 +237,19 @@ def _from_run(folder: Path, device: torch.device) -> RunModel:
         try:
             config, facts = run_config(run.read_json("config.json")), facts_from(run.read_json(FILE))
             own = safetensors.torch.load_file(folder / TENSORS)
-            examples, state = own.pop("examples"), run.load_checkpoint()["method"]
+            examples, state = own.pop("examples"), {n: own.pop(n) for n in list(own) if n.startswith("method.")}
+            state = {name.removeprefix("method."): tensor for name, tensor in state.items()}
+            state = state or run.load_checkpoint()["method"]
             return _assembled(config, facts, state, own, examples, folder, device)
         except (KeyError, TypeError, RuntimeError, OSError) as err:
             raise RunError(f"the classes of {folder} cannot be read ({err}). The run folder is damaged.") from err
     # A run that is not finished, or from before runs kept their classes: its data says them once more.
     bench = open_run(folder, device)
     _, bank, assignment = bench.score("unlabeled", bench.config.eval.protocol)
-    facts, classes, examples = learned_classes(bench, bank, assignment)
-    own = {name: tensor.cpu() for name, tensor in classes.own_tensors().items()}
-    state = {name: tensor.cpu() for name, tensor in bench.method.state_dict().items()}
+    with bench.judged_weights():
+        facts, classes, examples = learned_classes(bench, bank, assignment)
+        own = {name: tensor.cpu() for name, tensor in classes.own_tensors().items()}
+        state = {name: tensor.cpu().clone() for name, tensor in judged_state(bench.method).items()}
     return _assembled(bench.config, facts, state, own, examples, folder, device)
 
 
@@ -249,6 +263,8 @@ def _assembled(
     device: torch.device,
 ) -> RunModel:
     size = facts.view_size
+    plain = replace(config.eval, average=0.0, fresh_norms=False)  # the weights are those that were judged
+    config = replace(config, eval=plain)
     with seeded(0):  # a network draws its first weights; the caller's random state must not change
         method = build_method(without_weights(config), task_of(facts), in_channels=facts.channels, image_size=size)
     method.load_state_dict(dict(state))
@@ -260,7 +276,7 @@ def _assembled(
 
 
 def _as_encoder(method: Method[Any], config: RunConfig, facts: Facts, size: int) -> PretrainedEncoder:
-    net = RunNet(method, facts).eval()
+    net = RunNet(method, facts, mirror=config.eval.mirror).eval()
     return PretrainedEncoder(config.encoder.name, net, size, (0.0,), (1.0,), fingerprint(method))
 
 
