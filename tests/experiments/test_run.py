@@ -26,6 +26,7 @@ from opencon.encoders import Embedder, Encoder
 from opencon.errors import ConfigError, DivergedError, RunError
 from opencon.experiments import train as train_module
 from opencon.experiments import workbench
+from opencon.experiments.callbacks import TensorBoardLogger
 from opencon.experiments.evaluate import draw, evaluate_run
 from opencon.experiments.plan import check_fits, plan
 from opencon.experiments.recipes import get_recipe, run_config
@@ -87,6 +88,8 @@ def test_a_run_writes_down_everything(finished):
         "metrics.jsonl",
         "checkpoint.pt",
         "encoder.safetensors",
+        "classes.json",
+        "classes.safetensors",
         "result.json",
     }
     assert json.loads((out / "config.json").read_text()) == to_dict(small())
@@ -511,7 +514,7 @@ def test_without_epochs_no_batch_has_to_be_filled():
 
 def test_tensorboard_logs_beside_the_run(tmp_path):
     pytest.importorskip("tensorboard")
-    train(small("train.epochs=1"), tmp_path / "run", CPU, tensorboard=True)
+    train(small("train.epochs=1"), tmp_path / "run", CPU, watchers=[TensorBoardLogger()])
     assert list((tmp_path / "run/tensorboard").glob("events*"))
 
 

@@ -63,12 +63,12 @@ def train(
             folder.write_json("config.json", to_dict(config))
         training = Training(config, out, bench.method, None, 0)
         if config.train.epochs == 0:
-            record, *found = score_start(folder, config, bench)
+            record, bank, assignment = score_start(folder, config, bench)
         else:
             last = train_epochs(folder, config, bench, callbacks, watchers, training)
-            _, *found = last or bench.score(config.eval.on, config.eval.protocol)
+            _, bank, assignment = last or bench.score(config.eval.on, config.eval.protocol)
             record = folder.read_metrics()[-1]
-        result = finish(folder, bench, {**record, **measure(bench)}, *found, start=start)
+        result = finish(folder, bench, {**record, **measure(bench)}, bank, assignment, start=start)
         for watcher in watchers:
             watcher.finished(training, result)
         return result
