@@ -59,6 +59,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="where the runs go; default: nowhere")
     parser.add_argument("--epochs", type=int, default=200, help="ours: less than a minute a method on a GPU")
     parser.add_argument("--side", type=int, default=96, help="of a photo in pixels; they are 64 pixels small")
+    parser.add_argument("--weights", default="installed", help="of efficientnet_lite0: those of its package, or a file")
     parser.add_argument("--methods", nargs="+", default=list(METHODS))
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     args = parser.begin()
@@ -87,6 +88,7 @@ def main() -> None:
                 settings=settings,
                 labeled=root / "labeled",
                 unlabeled=root / "pile",
+                weights=args.weights,
                 seed=SEED,
                 device=args.device,
             )
