@@ -142,7 +142,8 @@ def test_fine_grained_as_in_gcd(name):
 def test_every_method_has_a_recipe_for_photos_of_ones_own(method):
     config = get_recipe(f"{method}/{OWN}")
     assert (config.data.name, config.split.num_seen, config.encoder.weights) == ("folder", None, "installed")
-    assert (config.encoder.mean, config.encoder.std) == (ENCODERS["efficientnet_lite0"].mean,) * 2
+    entry = ENCODERS["efficientnet_lite0"]
+    assert (config.encoder.mean, config.encoder.std) == (entry.mean, entry.std)  # as its weights expect
     with torch.device("meta"):
         ENCODERS[config.encoder.name].build(3, 224).freeze(config.encoder.train_from)  # a stage that it has
 

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 
 import safetensors.torch
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from opencon.config import from_dict
 from opencon.data.listings import images_at
@@ -321,6 +321,10 @@ class OpenConModel:
                 f"Put the old one back, or run the discovery again."
             )
         return encoder
+
+    def to_torch(self) -> nn.Module:
+        """The encoder as an ordinary PyTorch module: images (B, channels, S, S) in [0, 1] to features (B, F)."""
+        return self.load_encoder().as_module()
 
     # --- files --------------------------------------------------------------------------------------------------------
 

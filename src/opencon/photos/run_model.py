@@ -21,7 +21,7 @@ from typing import Any
 import safetensors.torch
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from opencon.config import FrozenNorm, RunConfig, to_dict
 from opencon.encoders import Encoder
@@ -137,6 +137,12 @@ class RunModel(OpenConModel):
     def load_encoder(self) -> PretrainedEncoder:
         """The method in the place of an encoder, for images of the size of a view."""
         return _as_encoder(self.method, self._config, self._facts, self._facts.view_size)
+
+    def to_torch(self) -> nn.Module:
+        """The encoder alone as an ordinary PyTorch module: images (B, channels, S, S) in [0, 1] to features (B, F)."""
+        net, own = self.method.embedder.encoder, self._config.encoder
+        encoder = PretrainedEncoder(own.name, net, self._facts.view_size, own.mean, own.std, fingerprint(net))
+        return encoder.as_module()
 
     def card_facts(self) -> dict[str, str]:
         """Lines for the model card."""
