@@ -111,11 +111,11 @@ def test_groups_get_names(run, photos, tmp_path):
 def test_damage_is_said(exported, run, tmp_path):
     shutil.copytree(exported, tmp_path / "model")
     (tmp_path / "model/model.safetensors").write_bytes(b"nothing")
-    with pytest.raises(RunError, match="does not belong to model.json, or is damaged"):
+    with pytest.raises(RunError, match=r"does not belong to model.json, or is damaged"):
         OpenConModel.from_pretrained(tmp_path / "model")
     shutil.copytree(run.folder, tmp_path / "run")
     (tmp_path / "run/classes.json").write_text("{}")
-    with pytest.raises(RunError, match="the classes of .* cannot be read"):
+    with pytest.raises(RunError, match=r"the classes of .* cannot be read"):
         OpenConModel.from_pretrained(tmp_path / "run")
 
 
