@@ -90,7 +90,8 @@ def confusions_figure(
         seen = sum(c < num_seen for c in chosen)
         for start, size, color in ((0, seen, SEEN), (seen, len(chosen) - seen, NOVEL)):
             ax.add_patch(Rectangle((start - 0.5, start - 0.5), size, size, fill=False, edgecolor=color, linewidth=2))
-    figure.text(0.02, 0.01, "% of each true class (rows), by the class its group is matched to", fontsize=10, color=INK)
+    words = "Which share of each true class (rows) went to which group (columns, by the class it is matched to)"
+    figure.text(0.125, 0.97, words, fontsize=11, color=INK)
     return save_png(figure, path, bbox_inches="tight", pad_inches=0.15)
 
 
