@@ -35,6 +35,7 @@ from opencon.photos.features import FeatureSettings, views_for
 from opencon.photos.listing import Photos, find_photos, read_truth
 from opencon.photos.model import OpenConModel
 from opencon.photos.names import rename_from_table, rename_groups
+from opencon.plugins import import_installed, recall
 from opencon.runtime import pick_device
 from opencon.training.run_folder import RunFolder
 
@@ -288,8 +289,9 @@ def train(
         callbacks: told of the run while it trains; loggers are callbacks, too.
     """
     files = {"labeled": labeled, "unlabeled": unlabeled, "truth": truth, "test": test}
-    config = configure(recipe, settings, variant=variant, data=data, weights=weights, seed=seed, **files)
     folder, where = Path(out).expanduser(), pick_device(device)
+    recall(folder)  # a run that goes on may need what it was started with
+    config = configure(recipe, settings, variant=variant, data=data, weights=weights, seed=seed, **files)
     result = train_run(config, folder, where, watchers=callbacks, download=download)
     return Run(folder, result, device=device)
 
@@ -311,6 +313,8 @@ def configure(
 
     `settings` may also be a list of texts, as for `--set` on the command line: "train.epochs=5".
     """
+    for problem in import_installed():
+        warnings.warn(problem, stacklevel=3)
     if isinstance(recipe, RunConfig):
         config = recipe
     elif Path(recipe).suffix == ".toml":

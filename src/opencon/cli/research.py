@@ -1,4 +1,4 @@
-"""Commands for experiments: demo, train, pretrain, compare, sweep, list."""
+"""Commands for experiments: demo, train, pretrain, compare, sweep."""
 
 from __future__ import annotations
 
@@ -14,7 +14,17 @@ import typer
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from opencon.cli.base import Device, DryRun, app, console, errors, resumable, show_plan
+from opencon.cli.base import (
+    Device,
+    DryRun,
+    Imports,
+    app,
+    console,
+    errors,
+    import_plugins,
+    resumable,
+    show_plan,
+)
 from opencon.config import RunConfig, to_dict
 from opencon.errors import ConfigError
 
@@ -108,21 +118,26 @@ def train(
     download: Download = False,
     tensorboard: TensorBoard = False,
     log: Log = None,
+    imports: Imports = None,
     dry_run: DryRun = False,
 ) -> None:
     """Train a method on a data set or on images of your own, or resume a run that was interrupted."""
     from opencon.api import configure
+    from opencon.plugins import recall
 
     if (recipe is None) == (config is None):
         raise ConfigError("give a recipe (`opencon list` shows them) or --config FILE, one of the two.")
     if config is not None and variant is not None:
         raise ConfigError('--variant belongs to a recipe. In a configuration file, write: variant = "paper"')
+    name = (recipe or (config.stem if config else "")).replace("/", "-")
+    out = out or Path("runs") / name
+    import_plugins(imports)
+    recall(out)  # a run that goes on may need what it was started with
     files = {"labeled": labeled, "unlabeled": unlabeled, "truth": truth, "test": test}
     chosen = configure(
         recipe or config or "", settings, variant=variant, data=data, weights=weights, seed=seed, **files
     )
-    name = (recipe or (config.stem if config else "")).replace("/", "-")
-    run(chosen, out or Path("runs") / name, device, download, loggers(log, tensorboard), dry_run)
+    run(chosen, out, device, download, loggers(log, tensorboard), dry_run)
 
 
 @app.command(short_help="Train an encoder without labels (SimCLR).")
@@ -137,6 +152,7 @@ def pretrain(
     download: Download = False,
     tensorboard: TensorBoard = False,
     log: Log = None,
+    imports: Imports = None,
     dry_run: DryRun = False,
 ) -> None:
     """Train an encoder without labels (SimCLR). `train --weights` takes the encoder.safetensors that it writes."""
@@ -146,6 +162,7 @@ def pretrain(
     name = recipe.removeprefix("simclr/")
     if "/" in name:
         raise ConfigError(f"pretrain takes a data set, not the recipe {recipe!r}. Use: pretrain {name.split('/')[-1]}")
+    import_plugins(imports)
     config = configure(get_recipe(name, method="simclr"), settings, data=data, unlabeled=unlabeled, seed=seed)
     folder = out or Path("runs") / f"simclr-{name}"
     run(config, folder, device, download, loggers(log, tensorboard), dry_run)
@@ -160,6 +177,7 @@ def compare(
         str | None, typer.Option("--format", help="table, markdown, csv, latex or json; default: by --out.")
     ] = None,
     out: Annotated[Path | None, typer.Option("--out", help="Write it to this file instead.")] = None,
+    imports: Imports = None,
 ) -> None:
     """Runs side by side: mean and standard deviation over seeds, seconds per epoch, and the published numbers."""
     from opencon.api import compare as compare_runs
@@ -168,6 +186,7 @@ def compare(
     form = form or (SUFFIXES.get(out.suffix, "markdown") if out is not None else "table")
     if form not in FORMATS:
         raise ConfigError(f"--format {form!r} must be one of {', '.join(FORMATS)}.")
+    import_plugins(imports)
     comparison = compare_runs(runs)
     sections = comparison.sections
     for line in comparison.left_out:
@@ -222,22 +241,28 @@ def sweep(
     keep: Annotated[bool, typer.Option("--keep", help="Keep checkpoint and weights of every cell.")] = False,
     device: Device = "auto",
     download: Download = False,
+    imports: Imports = None,
     dry_run: DryRun = False,
 ) -> None:
     """Train every recipe with every value and every seed, and show mean and spread. The same command goes on."""
     from opencon.experiments.sweep import Sweep, cross, read_seeds
     from opencon.experiments.sweep_table import FORMATS
+    from opencon.plugins import recall, write_record
 
     if form not in FORMATS:
         raise ConfigError(f"--format {form!r} must be one of {', '.join(FORMATS)}.")
     if at_once < 1:
         raise ConfigError(f"--at-once {at_once} must be at least 1.")
+    import_plugins(imports)
+    recall(out)
     if recipes:
         places = {"data.root": data, "encoder.weights": weights}
         fixed = [*(f"{key}={value}" for key, value in places.items() if value is not None), *(settings or [])]
         wanted = [word.strip() for word in also.split(",") if word.strip()]
         cells = cross(recipes, vary or [], read_seeds(seeds), settings=fixed, variant=variant, also=wanted)
         one = Sweep(out, tuple(cells)) if dry_run else Sweep.made(out, cells)
+        if imports and not dry_run:
+            write_record(out)  # for the processes that share the work, and to go on
     else:
         one = Sweep.opened(out)
     if not dry_run:
@@ -249,7 +274,9 @@ def sweep(
 def sweep_part(folder: Path, device: Device = "auto", minutes: float | None = None, keep: bool = False) -> None:
     """One of several processes that share a sweep."""
     from opencon.experiments.sweep import Sweep
+    from opencon.plugins import recall
 
+    recall(folder)
     run_sweep(Sweep.opened(folder), device, at_once=1, minutes=minutes, keep=keep, download=False)
 
 
@@ -293,52 +320,6 @@ def show_sweep(one: Sweep, columns: str | None, form: str, plot: Path | None) ->
         errors.print(f"left: {cell.title}{why}")
     if left:
         errors.print(f"{len(left)} of {len(one.cells)} cells are left; the same command goes on with them.")
-
-
-@app.command("list")
-def list_names(
-    what: Annotated[
-        str | None, typer.Argument(help="methods, data, recipes or encoders; default: all but recipes.")
-    ] = None,
-) -> None:
-    """Show methods, data sets and encoders, or every recipe."""
-    from opencon.data.benchmarks import DATASETS
-    from opencon.encoders import ENCODERS
-    from opencon.experiments.recipes import SETTINGS, recipe_names
-    from opencon.methods import METHODS
-
-    kinds = ("methods", "data", "encoders", "recipes")
-    if what is not None and what not in kinds:
-        raise ConfigError(f"list {what!r}: choose one of {', '.join(kinds)}.")
-    if what in (None, "methods"):
-        methods = names_table("Methods", "method", "name", "paper", "year", "needs", "protocol")
-        for name in METHODS.names():
-            entry = METHODS[name]
-            methods.add_row(name, entry.title, entry.paper, str(entry.year), entry.needs, entry.protocol)
-        console.print(methods)
-        console.print("count: the number of classes, seen and novel; `opencon count` estimates it.")
-    if what in (None, "data"):
-        sets = names_table("Data sets with recipes", "data set", "what it is", "encoder", "protocol")
-        for name in SETTINGS.names():
-            setting = SETTINGS[name]
-            sets.add_row(name, setting.title, setting.encoder, setting.protocol)
-        console.print(sets)
-        console.print(f"Files of your own, and all else that data.name takes: {', '.join(DATASETS.names())}")
-    if what in (None, "encoders"):
-        console.print(f"Encoders (encoder.name): {', '.join(ENCODERS.names())}")
-    if what == "recipes":
-        console.print("\n".join(recipe_names()))
-    elif what is None:
-        console.print("Train: opencon train METHOD/DATASET, such as opencon/cifar100")
-
-
-def names_table(title: str, first: str, *others: str) -> Table:
-    """A table whose first column, the name to type, is never wrapped."""
-    table = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0))
-    table.add_column(first, no_wrap=True)
-    for other in others:
-        table.add_column(other, overflow="fold")
-    return table
 
 
 def loggers(names: list[str] | None, tensorboard: bool) -> list[Callback]:

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from opencon.cli.base import Device, app, console, quiet_warnings, show_count
+from opencon.cli.base import Device, Imports, app, console, import_plugins, quiet_warnings, show_count
 from opencon.cli.research import DataRoot, result_table
 from opencon.errors import ConfigError
 
@@ -43,6 +43,7 @@ def evaluate(
     count: Annotated[
         str | None, typer.Option("--count", help="Also estimate the number of classes: by tree, gcd, dtc or orca.")
     ] = None,
+    imports: Imports = None,
 ) -> None:
     """Measure a trained run again, under either protocol, on either set of images; by default as it was trained."""
     from opencon.api import evaluate as evaluate_run
@@ -51,6 +52,7 @@ def evaluate(
     for option, path in (("--picture", picture), ("--predictions", predictions)):
         if path is not None and not path.parent.is_dir():
             raise ConfigError(f"{option} {path}: there is no folder {path.parent}. Make it first.")
+    import_plugins(imports)
     with quiet_warnings():
         record = evaluate_run(
             run_folder,
@@ -99,10 +101,12 @@ def draw(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders on the same data.")],
     out: Annotated[Path, typer.Option("--out", help="Folder for the pictures.")] = Path("figures"),
     classes: Annotated[int, typer.Option("--classes", help="How many classes are shown: 10 or 20.")] = 10,
+    imports: Imports = None,
 ) -> None:
     """Draw the embeddings and the confusion matrices of runs side by side, each as one PNG."""
     from opencon.api import draw as draw_runs
 
+    import_plugins(imports)
     for path in draw_runs(runs, out, classes=classes):
         console.print(f"Wrote {path}", soft_wrap=True)
 

@@ -27,7 +27,7 @@ from opencon.config import FrozenNorm, RunConfig, to_dict
 from opencon.encoders import Encoder
 from opencon.encoders.pretrained import RUN_FILE, PretrainedEncoder, fingerprint
 from opencon.encoders.stored import EncoderFacts
-from opencon.errors import RunError
+from opencon.errors import OpenConError, RunError
 from opencon.experiments.classes import (
     FILE,
     TENSORS,
@@ -44,6 +44,7 @@ from opencon.methods import METHODS, Method
 from opencon.photos.features import Extractor, FeatureSettings
 from opencon.photos.model import FORMAT, OTHER_KINDS, SETTINGS, OpenConModel, Opener
 from opencon.photos.model import TENSORS as MODEL_TENSORS
+from opencon.plugins import RECORD, recall
 from opencon.runtime import seeded
 from opencon.training.run_folder import DISCOVERY, RunFolder
 from opencon.version import __version__
@@ -202,6 +203,8 @@ class RunModel(OpenConModel):
             },
             "sha256": hashlib.sha256((run.path / MODEL_TENSORS).read_bytes()).hexdigest(),
         }
+        if self.home is not None and (self.home / RECORD).is_file():
+            run.write_text(RECORD, (self.home / RECORD).read_text(encoding="utf-8"))
         run.write_json(SETTINGS, settings)
 
 
@@ -219,6 +222,7 @@ def open_run_model(folder: Path, device: torch.device) -> OpenConModel:
     """The model of a run folder, or of an exported one."""
     if (folder / "split.json").is_file():
         return _from_run(folder, device)
+    recall(folder)  # the method may be somebody's own
     try:
         plain = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))
         content = (folder / MODEL_TENSORS).read_bytes()
@@ -230,7 +234,7 @@ def open_run_model(folder: Path, device: torch.device) -> OpenConModel:
         own = {name.removeprefix("classes."): t for name, t in tensors.items() if name.startswith("classes.")}
         config, facts = run_config(plain["config"]), facts_from(plain["classes"])
         return _assembled(config, facts, state, own, tensors["examples"], folder, device)
-    except RunError:
+    except OpenConError:
         raise
     except Exception as err:  # wrong settings, or some that do not fit the tensors, fail in many ways
         why = f"{type(err).__name__}: {next(iter(str(err).splitlines()), '')}"
