@@ -156,6 +156,10 @@ def _convert(value: Any, hint: Any, at: str) -> Any:
             if isinstance(value, (str, int)):
                 value = [part.strip() for part in str(value).split(",") if part.strip()]
             value = [str(part) if type(part) is int else part for part in value]
+        if args[0] is str:  # names, which may be numbers, too
+            if isinstance(value, (str, int)):
+                value = [part.strip() for part in str(value).split(",") if part.strip()]
+            value = [str(part) if type(part) is int else part for part in value]
         if isinstance(value, str):
             value = [_parse(part.strip()) for part in value.strip("()[] ").split(",") if part.strip()]
         require(isinstance(value, (list, tuple)), f"{at} = {value!r} must be a list.")
