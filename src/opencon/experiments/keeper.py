@@ -47,11 +47,12 @@ class Keeper:
     def resume(self) -> int:
         """Load the checkpoint if there is one. Returns the number of finished epochs."""
         done = 0
-        if self.folder.checkpoint.exists():
+        if self.folder.has_checkpoint:
             state = self.folder.load_checkpoint(self.plain_config)
-            self.method.load_state_dict(state["method"])
-            self.scaler.load_state_dict(state["scaler"])
-            restore(self.optimizer, state["optimizer"])
+            with self.folder.restoring():
+                self.method.load_state_dict(state["method"])
+                self.scaler.load_state_dict(state["scaler"])
+                restore(self.optimizer, state["optimizer"])
             done = int(state["epochs_done"])
         self.folder.forget_metrics_from(done)
         self.epoch_start = time.perf_counter()

@@ -51,23 +51,26 @@ def train(
     if folder.has("result.json"):
         callbacks.say(f"{out} is finished already; this is its result.")
         return folder.read_json("result.json")
-    has_started = folder.has("config.json")
-    split = Split.from_json(folder.read_json("split.json")) if has_started else None
+    # A run that was killed before it had its split gets it again; one that has trained must have it.
+    has_split = folder.has("split.json") or folder.has_checkpoint
+    split = Split.from_json(folder.read_json("split.json")) if has_split else None
     # A checkpoint holds all weights: the file they started from is no longer needed.
-    base = without_weights(config) if folder.checkpoint.exists() else config
+    base = without_weights(config) if folder.has_checkpoint else config
     bench = prepare(base, device, split=split, download=download)
     announce(bench, callbacks.say)
-    if not has_started:  # config.json last: it makes the folder a run
-        folder.write_json("split.json", bench.split.to_json())
-        folder.write_json("environment.json", environment(device))
+    if not folder.has("config.json"):  # first of all: it makes the folder a run
         folder.write_json("config.json", to_dict(config))
+    if not has_split:
+        folder.write_json("split.json", bench.split.to_json())
+    if not folder.has("environment.json"):
+        folder.write_json("environment.json", environment(device))
     if config.train.epochs == 0:
         return finish(folder, bench, score_start(folder, config, bench), start)
     writer = make_writer(str(out / "tensorboard")) if make_writer else None
     train_epochs(folder, config, bench, callbacks, writer)
     if writer is not None:
         writer.close()
-    return finish(folder, bench, folder.read_metrics()[-1], start)
+    return finish(folder, bench, last_record(folder, config, bench), start)
 
 
 def announce(bench: Workbench, say: Callable[[str], None]) -> None:
@@ -86,8 +89,10 @@ def announce(bench: Workbench, say: Callable[[str], None]) -> None:
 
 def score_start(folder: RunFolder, config: RunConfig, bench: Workbench) -> dict[str, Any]:
     """The record of a run without epochs."""
-    if folder.checkpoint.exists():
-        bench.method.load_state_dict(folder.load_checkpoint(to_dict(config))["method"])
+    if folder.has_checkpoint:
+        state = folder.load_checkpoint(to_dict(config))
+        with folder.restoring():
+            bench.method.load_state_dict(state["method"])
     bench.method.embedder.fold_frozen()  # as in training
     return bench.score(config.eval.on, config.eval.protocol)[0]
 
@@ -132,6 +137,14 @@ def train_epochs(folder: RunFolder, config: RunConfig, bench: Workbench, callbac
         )
 
 
+def last_record(folder: RunFolder, config: RunConfig, bench: Workbench) -> dict[str, Any]:
+    """The record of the last epoch; where metrics.jsonl has lost it, the run is measured again."""
+    records = folder.read_metrics()
+    if records and records[-1]["epoch"] == config.train.epochs - 1:
+        return records[-1]
+    return {"epoch": config.train.epochs - 1, **bench.score(config.eval.on, config.eval.protocol)[0]}
+
+
 def finish(folder: RunFolder, bench: Workbench, record: Mapping[str, Any], start: float) -> dict[str, Any]:
     """Write the encoder and the result, which makes the run a finished one."""
     config, result = bench.config, dict(record) | {"total_seconds": time.perf_counter() - start}
@@ -140,4 +153,5 @@ def finish(folder: RunFolder, bench: Workbench, record: Mapping[str, Any], start
     metadata = {"encoder": config.encoder.name, "method": config.method.name, "data": config.data.name}
     folder.save_tensors("encoder.safetensors", bench.method.embedder.encoder.state_dict(), metadata)
     folder.write_json("result.json", result)
+    folder.forget_older_checkpoint()
     return result

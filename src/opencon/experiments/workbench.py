@@ -171,7 +171,8 @@ def open_run(
         config = replace(config, data=replace(config.data, root=data_root))
     state = folder.load_checkpoint()
     bench = prepare(without_weights(config), device, split=Split.from_json(folder.read_json("split.json")))
-    bench.method.load_state_dict(state["method"])
+    with folder.restoring():
+        bench.method.load_state_dict(state["method"])
     bench.method.embedder.fold_frozen()  # as in training, so that evaluation repeats its numbers
     return bench
 

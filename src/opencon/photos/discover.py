@@ -32,6 +32,7 @@ from opencon.counting import COUNTERS, CountEstimate
 from opencon.data.listings import printable
 from opencon.encoders.stored import EncoderFacts
 from opencon.errors import DataError, RunError
+from opencon.files import explained
 from opencon.metrics import OpenWorldAccuracy, evaluate
 from opencon.openworld.fit import Fitted, OpenWorldConfig, fit_features
 from opencon.photos.features import Extractor, FeatureSettings, PhotoFeatures, photo_features
@@ -43,7 +44,7 @@ from opencon.report.html import ReportData, write_report
 from opencon.report.map import map_positions
 from opencon.report.table import Group, PhotoRow, PhotoTable
 from opencon.runtime import environment
-from opencon.training.run_folder import ASSIGNMENTS, DISCOVERY, EMBEDDINGS, RunFolder
+from opencon.training.run_folder import ASSIGNMENTS, DISCOVERY, EMBEDDINGS, RunFolder, holds_others
 
 SMALL_SIDE, SMALL_SIZE = 144, 128  # photos up to this side are encoded at this size: more pixels would be made up
 REPORT = "report.html"
@@ -160,7 +161,7 @@ def open_folder(out: Path) -> RunFolder:
     """A new or empty folder, or one that a discovery wrote before; others are refused before any work."""
     try:
         out.mkdir(parents=True, exist_ok=True)
-        if any(out.iterdir()) and not (out / DISCOVERY).exists():
+        if not (out / DISCOVERY).exists() and holds_others(out, [DISCOVERY]):
             raise RunError(f"{out} is not empty and holds no discovery. Give an empty or a new folder with --out.")
         folder = RunFolder(out)
         folder.write_json(DISCOVERY, {"what": "a folder of `opencon discover`"})
@@ -219,7 +220,8 @@ def discover_photos(
             "seconds": seconds | {"everything": time.perf_counter() - start},
         }
         facts = _facts(prepared, record["seconds"]["everything"])
-        write_report(replace(data, facts=facts, names_for=identity(folder)), folder.path / REPORT)
+        with explained(folder.path / REPORT):
+            write_report(replace(data, facts=facts, names_for=identity(folder)), folder.path / REPORT)
         folder.write_json("result.json", record)
         progress("writing", 1, 1)
         return Discovery(table, learned.fitted.count, list(photos.notes), replaced, record, folder.path)
