@@ -8,14 +8,15 @@ An unknown key, a value of the wrong type or one out of range is a `ConfigError`
 from __future__ import annotations
 
 import dataclasses
-import json
+import math
 import types
 import typing
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, TypeVar, Union
 
-from opencon.errors import ConfigError, require
+from opencon.errors import ConfigError, require, require_seed, shown
+from opencon.files import parse_json
 from opencon.registry import did_you_mean
 
 C = TypeVar("C")
@@ -24,6 +25,10 @@ Protocol = Literal["orca", "gcd"]
 EvaluationSet = Literal["unlabeled", "test"]
 Precision = Literal["fp32", "bf16", "fp16"]
 FrozenNorm = Literal["batch", "running", "measured"]
+
+LARGEST_SIDE = 8192  # pixels of a stored image or a view, ours: a batch of one such image is 0.2 GB
+SIDES = f"between 8 and {LARGEST_SIDE:,} pixels"  # for messages
+LARGEST_LAYER = 1 << 16  # numbers in a layer of the head, ours: ten times the widest that any paper here has
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +43,7 @@ class DataConfig:
 
     def __post_init__(self) -> None:
         size, gb = self.image_size, self.memory_gb
-        require(size is None or size >= 8, f"data.image_size = {size} must be at least 8 pixels.")
+        require(size is None or 8 <= size <= LARGEST_SIDE, f"data.image_size = {shown(size)} must lie {SIDES}.")
         require(gb is None or 0 <= gb < float("inf"), f"data.memory_gb = {gb} must be a number of GB, 0 or more.")
 
 
@@ -63,7 +68,8 @@ class SplitConfig:
             f"split.labeled_ratio = {self.labeled_ratio} must lie strictly between 0 and 1: at 0 nothing is labeled, "
             f"at 1 no image of a seen class is left among the unlabeled.",
         )
-        require(self.seed >= 0, f"split.seed = {self.seed} must not be negative.")
+        # NumPy's generator, which draws the released splits, takes no more.
+        require(0 <= self.seed < 2**32, f"split.seed = {shown(self.seed)} must be a whole number from 0 to 2^32 - 1.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +96,8 @@ class AugmentConfig:
         for name in ("flip_p", "jitter_p", "gray_p", "blur_p"):
             p = getattr(self, name)
             require(0.0 <= p <= 1.0, f"{at}.{name} = {p} must lie between 0 and 1.")
-        require(self.size is None or self.size >= 8, f"{at}.size = {self.size} must be at least 8 pixels.")
+        size = self.size
+        require(size is None or 8 <= size <= LARGEST_SIDE, f"{at}.size = {shown(size)} must lie {SIDES}.")
         low, high = self.crop_scale or (1.0, 1.0)
         require(0.0 < low <= high <= 1.0, f"{at}.crop_scale = {self.crop_scale} must satisfy 0 < low <= high <= 1.")
         for name in ("crop_ratio", "blur_sigma", "zoom"):
@@ -136,7 +143,12 @@ class EncoderConfig:
     def __post_init__(self) -> None:
         require(len(self.mean) == len(self.std), f"encoder.mean has {len(self.mean)} values, std {len(self.std)}.")
         require(all(s > 0 for s in self.std), f"encoder.std = {self.std} must be above zero.")
-        require(self.head_dim >= 2, f"encoder.head_dim = {self.head_dim} must be at least 2.")
+        most, dim, hidden = LARGEST_LAYER, self.head_dim, self.head_hidden
+        require(2 <= dim <= most, f"encoder.head_dim = {shown(dim)} must lie between 2 and {most:,}.")
+        require(
+            hidden is None or 1 <= hidden <= most,
+            f"encoder.head_hidden = {shown(hidden)} must lie between 1 and {most:,}, or be none: as wide as the features.",
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,8 +188,9 @@ class TrainConfig:
     def __post_init__(self) -> None:
         for name in ("batch_size", "log_every"):
             require(getattr(self, name) >= 1, f"train.{name} = {getattr(self, name)} must be at least 1.")
-        for name in ("epochs", "lr_end", "momentum", "weight_decay", "warmup_epochs", "seed", "save_seconds"):
+        for name in ("epochs", "lr_end", "momentum", "weight_decay", "warmup_epochs", "save_seconds"):
             require(getattr(self, name) >= 0, f"train.{name} = {getattr(self, name)} must not be negative.")
+        require_seed(self.seed, "train.seed")
         require(self.lr > 0, f"train.lr = {self.lr} must be above zero.")
         require(self.lr_end <= self.lr, f"train.lr_end = {self.lr_end} must not be above train.lr = {self.lr}.")
         require(self.momentum < 1, f"train.momentum = {self.momentum} must be below 1.")
@@ -227,6 +240,8 @@ class RunConfig:
             not self.views or self.method.more_views,
             f"{self.method.name} uses two views of an image and can do nothing with more. Leave views out (views=[]).",
         )
+        for key, value in _leaves(to_dict(self)):
+            require(not isinstance(value, float) or math.isfinite(value), f"{key} = {value} must be a finite number.")
         first, second = self.augment.size, self.strong.size if self.strong is not None else self.augment.size
         require(first == second, f"strong.size = {second} must be augment.size = {first}: both views are of one size.")
 
@@ -320,10 +335,19 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any], at: str = "") ->
     return out
 
 
+def _leaves(data: Any, at: str = "") -> Iterable[tuple[str, Any]]:
+    """Every value of nested plain data, with its dotted key."""
+    if isinstance(data, (Mapping, list)):
+        for key, value in data.items() if isinstance(data, Mapping) else enumerate(data):
+            yield from _leaves(value, f"{at}.{key}" if at else str(key))
+    else:
+        yield at, data
+
+
 def _parse(text: str) -> Any:
     try:
-        return json.loads(text)
-    except json.JSONDecodeError:
+        return parse_json(text)
+    except ValueError:
         return None if text in ("None", "none") else {"True": True, "False": False}.get(text, text)
 
 
@@ -341,23 +365,26 @@ def _convert(value: Any, hint: Any, at: str) -> Any:
                 continue
         return _convert(value, options[-1], at)
     if origin is Literal:
-        require(value in args, f"{at} = {value!r} must be one of {', '.join(map(repr, args))}.")
+        require(value in args, f"{at} = {shown(value)} must be one of {', '.join(map(repr, args))}.")
         return value
     if origin is tuple:
         if isinstance(value, str):
             value = [_parse(part.strip()) for part in value.strip("()[] ").split(",") if part.strip()]
-        require(isinstance(value, (list, tuple)), f"{at} = {value!r} must be a list.")
+        require(isinstance(value, (list, tuple)), f"{at} = {shown(value)} must be a list.")
         if args[-1] is Ellipsis:
             named = dataclasses.is_dataclass(args[0])  # a list of sections: each goes by its number
             return tuple(_convert(v, args[0], f"{at}.{i}" if named else at) for i, v in enumerate(value))
-        require(len(value) == len(args), f"{at} = {value!r} must have {len(args)} values.")
+        require(len(value) == len(args), f"{at} = {shown(value)} must have {len(args)} values.")
         return tuple(_convert(v, a, at) for v, a in zip(value, args, strict=True))
     if dataclasses.is_dataclass(hint):
-        require(isinstance(value, Mapping), f"{at} = {value!r} must be a section with settings of its own.")
+        require(isinstance(value, Mapping), f"{at} = {shown(value)} must be a section with settings of its own.")
         return from_dict(typing.cast("type[Any]", hint), value, at=at + ".")
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError as err:
+            raise ConfigError(f"{at} = {shown(value)} is larger than any number here can be.") from err
     if isinstance(value, hint) and not (isinstance(value, bool) and hint is not bool):
         return value
     names = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
-    raise ConfigError(f"{at} = {value!r} must be {names.get(hint, hint)}.")
+    raise ConfigError(f"{at} = {shown(value)} must be {names.get(hint, hint)}.")

@@ -46,7 +46,9 @@ def explained(path: Path) -> Iterator[None]:
         yield
     except (OSError, RuntimeError, SafetensorError) as err:
         survives = f" What {path.name} held before is intact." if os.path.isfile(path) else ""
-        raise RunError(f"cannot write {path}: {_reason(path, err)}.{survives} Make room or choose another --out.") from err
+        raise RunError(
+            f"cannot write {path}: {_reason(path, err)}.{survives} Make room or choose another --out."
+        ) from err
 
 
 def _reason(path: Path, err: Exception) -> str:

@@ -206,7 +206,9 @@ def test_a_checkpoint_that_does_not_fit_its_modules_is_said(tmp_path):
 # --- other files ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("content", [b'{"a": "\xff"}', b"[" * 100_000, b'{"a": ' * 200 + b"1" + b"}" * 200, b"9" * 5000])
+@pytest.mark.parametrize(
+    "content", [b'{"a": "\xff"}', b"[" * 100_000, b'{"a": ' * 200 + b"1" + b"}" * 200, b"9" * 5000]
+)
 def test_json_that_nobody_can_read_is_said(tmp_path, content):
     run = folder(tmp_path)
     (run.path / "config.json").write_bytes(content)
@@ -268,16 +270,16 @@ def test_a_write_that_fails_half_way_is_a_sentence_without_torchs_source_code(tm
     import resource
 
     run, large = folder(tmp_path), torch.zeros(100_000)
+    write = {
+        "torch": lambda: run.save_checkpoint(STATE | {"large": large}),
+        "safetensors": lambda: run.save_tensors("a.safetensors", {"a": large}, {}),
+        "array": lambda: run.write_array("a.npy", large.numpy()),
+    }[kind]
     before, ignored = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))
     try:
         with pytest.raises(RunError) as error:
-            if kind == "torch":
-                run.save_checkpoint(STATE | {"large": large})
-            elif kind == "safetensors":
-                run.save_tensors("a.safetensors", {"a": large}, {})
-            else:
-                run.write_array("a.npy", large.numpy())
+            write()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
         signal.signal(signal.SIGXFSZ, ignored)

@@ -26,6 +26,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
 from opencon.data.listings import OTHER_SUFFIXES, Listing, printable
+from opencon.data.pixel_budget import BUDGET
 from opencon.data.streaming import PIECE, Images, StreamedImages
 from opencon.errors import DataError
 
@@ -237,13 +238,15 @@ def _decode(path: Path, size: int) -> npt.NDArray[np.uint8]:
         # much again costs half as much time again. In two photos, pixels are off by 0.4 and 0.9 gray levels in the mean
         # instead of 0.2 and 0.3.
         file.draft(None, (size * 5 // 4, size * 5 // 4))
-        ImageOps.exif_transpose(file, in_place=True)
-        image = _to_rgb(file)
-    # Scaling only the central square equals scaling everything and then cropping, but a panorama does not grow first.
-    short = min(image.size)
-    left, top = (image.width - short) / 2, (image.height - short) / 2
-    # Bicubic, as in the evaluation transforms of DINO and EfficientNet; Pillow widens the filter when shrinking.
-    square = image.resize((size, size), Image.Resampling.BICUBIC, box=(left, top, left + short, top + short))
+        with BUDGET.take(file.width * file.height):
+            ImageOps.exif_transpose(file, in_place=True)
+            image = _to_rgb(file)
+            # Scaling only the central square equals scaling everything and then cropping, but a panorama does not grow.
+            short = min(image.size)
+            left, top = (image.width - short) / 2, (image.height - short) / 2
+            # Bicubic, as in the evaluation transforms of DINO and EfficientNet; Pillow widens the filter when shrinking.
+            square = image.resize((size, size), Image.Resampling.BICUBIC, box=(left, top, left + short, top + short))
+            del image
     return np.moveaxis(np.array(square, dtype=np.uint8), 2, 0)
 
 

@@ -173,8 +173,10 @@ def open_folder(out: Path) -> RunFolder:
 def names_in(folder: RunFolder, photos: Photos) -> list[str]:
     """Names that `opencon name` gave to the groups of the discovery in a folder."""
     names: list[str] = []
-    with contextlib.suppress(RunError, KeyError):  # the model is missing or damaged, and about to be replaced
-        names = folder.read_json(MODEL)["class_names"]
+    with contextlib.suppress(
+        RunError, KeyError, TypeError
+    ):  # the model is missing or damaged, and about to be replaced
+        names = [str(name) for name in folder.read_json(MODEL)["class_names"]]
     own = set(photos.class_names)
     return [name for name in dict.fromkeys(names) if name not in own and not re.fullmatch(r"new-\d+", name)]
 
@@ -360,8 +362,9 @@ def _page(photos: Photos, learned: _Learned, table: PhotoTable, record: Mapping[
         accuracy = OpenWorldAccuracy(record["all"], record["novel"], record["seen"], record["protocol"])
 
     def picture(row: int) -> Image.Image | None:
+        path = photos.paths[learned.features.kept[row]]
         try:
-            return Image.open(photos.paths[learned.features.kept[row]])
+            return Image.open(path) if path.is_file() else None
         except (OSError, ValueError, Image.DecompressionBombError):  # gone or changed since it was read
             return None
 

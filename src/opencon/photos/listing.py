@@ -213,8 +213,10 @@ def typical_side(paths: tuple[Path, ...]) -> int | None:
     sides = []
     for path in paths[:: max(1, len(paths) // SIZES_LOOKED_AT)]:
         # A damaged file is reported when it is decoded.
-        with contextlib.suppress(Exception), Image.open(path) as image:
-            sides.append(min(image.size))
+        with contextlib.suppress(Exception):
+            if path.is_file():  # opening a pipe would wait forever
+                with Image.open(path) as image:
+                    sides.append(min(image.size))
     return int(statistics.median(sides)) if sides else None
 
 
