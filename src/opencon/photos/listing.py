@@ -141,7 +141,7 @@ def from_table(table: Path, folder: Path | None = None) -> Photos:
     missing: list[tuple[int, Path]] = []
     for line, name, label in _labeled_rows(table):
         path = Path(os.path.normpath(base / name))
-        if not path.is_file():
+        if not os.path.isfile(path):  # Path.is_file would raise for a name that is too long
             missing.append((line, path))
             continue
         earlier, _, before = labels.setdefault(os.path.realpath(path), (line, path, label))
