@@ -209,6 +209,20 @@ def test_classes_come_from_the_features_in_front_of_the_head():
     torch.testing.assert_close(got.p.float(), (cosines / 0.1).softmax(dim=1).float())
 
 
+def test_classes_may_keep_the_shares_of_the_start():
+    """Of 30 unlabeled rows, 4 and 4 are of the seen classes and 8 of each other one; a row more for each."""
+    method, (bank, classes) = build(started=False, shares="start"), two_lumps()
+    method.start_from(bank, torch.where(classes == 4, 3, classes))
+    torch.testing.assert_close(method.shares, torch.tensor([5.0, 5.0, 9.0, 17.0, 1.0]).double() / 37)
+
+
+def test_a_batch_without_labels_has_a_loss():
+    method, batch = build(), toy_batch(num_labeled=0, views=4)
+    out = method.step(batch)
+    assert bool(out.loss.isfinite())
+    assert out.logs["loss_labels"] == 0
+
+
 def test_a_new_start_is_the_start_of_the_averages_too():
     method, (bank, classes) = build(started=False), two_lumps()
     method.twin = WeightAverage(method, 0.999)

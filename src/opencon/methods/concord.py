@@ -13,7 +13,7 @@ view), F features, S seen classes, C all classes, Q rows of the queue, M images 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -65,6 +65,7 @@ class ConcordConfig(MethodConfig):
     temperature_labeled: float = 0.1  # SupCon
     weight_labeled: float = 0.3
     contrast_epochs: int = 0  # of contrast alone, before the classifier starts: for an encoder without weights
+    shares: Literal["equal", "start"] = "equal"  # of the classes among all images: alike, or as they are at the start
     num_starts: int = 10  # of the k-means where the classifier starts
     restarts: tuple[
         int, ...
@@ -108,7 +109,7 @@ class Concord(Method[ConcordConfig]):
         self.classifier = CosineClassifier(embedder.num_features, task.num_classes)
         shares = torch.ones(task.num_classes)
         shares[: task.num_seen] = 1.0 - task.labeled_ratio
-        self.register_buffer("shares", shares / shares.sum(), persistent=False)
+        self.register_buffer("shares", shares / shares.sum())
         self.register_buffer("queue", torch.zeros(min(config.queue, task.num_images // 2), task.num_classes))
         self.register_buffer("is_started", torch.tensor(False))
 
@@ -143,6 +144,10 @@ class Concord(Method[ConcordConfig]):
         means = F.normalize(torch.zeros_like(weight).index_add_(0, classes, bank.z.to(weight.dtype)), dim=1)
         weight.copy_(torch.where(means.any(dim=1, keepdim=True), means, weight))
         unlabeled = torch.nonzero(bank.labels < 0).flatten()
+        if self.config.shares == "start":
+            # One row more for each, so that no class is ruled out.
+            counts = 1 + torch.bincount(classes[unlabeled], minlength=len(weight)).to(self.shares.dtype)
+            self.shares.copy_(counts / counts.sum())
         order = torch.randperm(len(unlabeled), generator=generator(torch.device("cpu"), 0)).to(unlabeled.device)
         turn = torch.arange(len(self.queue), device=unlabeled.device) % len(unlabeled)
         self.queue.copy_(self.classifier(bank.z[unlabeled[order[turn]]].to(weight.dtype)))
@@ -172,11 +177,13 @@ class Concord(Method[ConcordConfig]):
         targets = self.targets(cosines[:2], batch.labels[:L])  # (2, B, C)
         log_p = (cosines / c.temperature).log_softmax(dim=2)
         full = -(targets.flip(0) * log_p[:2]).sum(dim=2)  # (2, B)
-        logs = {"loss_swapped": full[:, L:].mean(), "loss_labels": full[:, :L].mean()}
+        # A pile without labels has nothing to average here.
+        logs = {"loss_swapped": full[:, L:].mean(), "loss_labels": full[:, :L].sum() / max(2 * L, 1)}
         if V > 2:
             further = -(targets.mean(dim=0) * log_p[2:]).sum(dim=2)  # (V - 2, B)
             logs["loss_crops"] = further[:, L:].mean()
-            logs["loss_labels"] = logs["loss_labels"] + c.weight_crops * further[:, :L].mean()
+            of_labeled = further[:, :L].sum() / max((V - 2) * L, 1)
+            logs["loss_labels"] = logs["loss_labels"] + c.weight_crops * of_labeled
 
         z = self.embedder.project(features[: 2 * B])  # (2 B, D)
         logs["loss_contrast"], logs["loss_labeled"] = contrast(
