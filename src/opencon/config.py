@@ -181,6 +181,7 @@ class TrainConfig:
     compile: bool = False  # torch.compile for encoder, losses, and views that have no kernel
     capture: bool = True  # on a GPU: record the step once as a CUDA graph and replay it
     kernels: bool = True  # on a GPU: Triton kernels for small views, a learning ResNet, prototypes (capture needs them)
+    sync_norms: bool = True  # under torchrun: batch norms see the whole batch; false: each rank its own share of it
     seed: int = 0
     log_every: int = 50  # steps between two checks of the loss (each makes the host wait)
     save_seconds: float = 30.0  # at most this much work is lost to a kill -9; Ctrl-C loses none but the epoch

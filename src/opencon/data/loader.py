@@ -141,11 +141,12 @@ class TwoStreamLoader:
         return Batch(views, self.labels[now.rows], self.num_labeled, now.rows)
 
     def first_views(self, most_steps: int) -> Generator[Tensor, None, None]:
-        """The two full views of the first steps of training, one by one."""
+        """The two full views of the first steps of training, one by one; a rank gets its own rows."""
         draws = self.draw(0)
         with closing(self.feed(draws)) as feed:
             for index in islice(feed, most_steps):
-                yield from self.batch(draws, torch.tensor([index], device=self.images.device)).views[:2]
+                views: Any = self.batch(draws, torch.tensor([index], device=self.images.device)).views[:2]
+                yield from (view.own if isinstance(view, Share) else view for view in views)
 
 
 def tree_map(function: Callable[[Tensor], Tensor], tree: Any) -> Any:

@@ -115,7 +115,7 @@ def gather(own: Tensor, shares: tuple[Share, ...]) -> Tensor:
 
 
 class _Gather(torch.autograd.Function):
-    """(b, ...) of each rank -> (R b, ...). All ranks have the same loss, so a rank's own part of the gradient is all of it."""
+    """(b, ...) of each rank -> (R b, ...). All ranks have the same loss: a rank's own part of its gradient is all of it."""
 
     @staticmethod
     def forward(ctx: Any, own: Tensor, sharing: Sharing) -> Tensor:

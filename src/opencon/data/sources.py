@@ -177,7 +177,7 @@ def spare_memory_gb() -> float:
         sizes = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
     if torch.cuda.is_available():
         sizes.append(torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory)
-    return min(sizes) / 2 / 1e9
+    return min(sizes) / 2 / 1e9 / int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # ranks on one machine share its memory
 
 
 def read_images(paths: Sequence[Path], image_size: int) -> tuple[Tensor, list[int], tuple[str, ...]]:

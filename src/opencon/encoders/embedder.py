@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from opencon.config import EncoderConfig, Precision
 from opencon.data.shares import Share, gather
 from opencon.encoders.base import Encoder
+from opencon.encoders.synchronized import has_synchronized
 from opencon.encoders.weights import LoadReport
 from opencon.errors import require
 from opencon.runtime import fast_dtype
@@ -119,7 +120,7 @@ class Embedder(nn.Module):
 
     def _features_of_own(self, images: Tensor) -> Tensor:
         """The same for the rows of this rank. One that has none encodes an empty image, so that no other waits for it."""
-        if len(images):
+        if len(images) or has_synchronized(self.encoder):  # those count rows themselves, and may get none
             return self.features(images)
         with quiet_norms(self):
             return self.features(images.new_zeros(1, *images.shape[1:]))[:0]

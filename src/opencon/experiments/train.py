@@ -20,6 +20,7 @@ from opencon.experiments.workbench import Workbench, build_loader, prepare, with
 from opencon.runtime import environment
 from opencon.training.judged import judged_weights
 from opencon.training.optimizer import build_optimizer
+from opencon.training.ranks import SharedFolder, num_ranks, one_before_others
 from opencon.training.run_folder import RunFolder
 from opencon.training.trainer import fit
 
@@ -54,7 +55,7 @@ def train(
     """
     start = time.perf_counter()
     make_writer = tensorboard_writer() if tensorboard else None  # before anything is written: the extra may be missing
-    folder = RunFolder.open_for_training(out, to_dict(config))
+    folder = (SharedFolder if num_ranks() > 1 else RunFolder).open_for_training(out, to_dict(config))
     if folder.has("result.json"):
         callbacks.say(f"{out} is finished already; this is its result.")
         return folder.read_json("result.json")
@@ -63,7 +64,8 @@ def train(
     split = Split.from_json(folder.read_json("split.json")) if has_split else None
     # A checkpoint holds all weights: the file they started from is no longer needed.
     base = without_weights(config) if folder.has_checkpoint else config
-    bench = prepare(base, device, split=split, download=download, dataset=dataset)
+    with one_before_others(download):
+        bench = prepare(base, device, split=split, download=download, dataset=dataset)
     announce(bench, callbacks.say)
     if not folder.has("config.json"):  # first of all: it makes the folder a run
         folder.write_json("config.json", to_dict(config))
@@ -127,6 +129,8 @@ def train_epochs(folder: RunFolder, config: RunConfig, bench: Workbench, callbac
         first_epoch = keeper.resume()
         if first_epoch:
             callbacks.say(f"Resuming {folder.path} after {first_epoch} of {config.train.epochs} epochs.")
+            if keeper.note:
+                callbacks.say(keeper.note)
         else:
             bench.method.embedder.measure_frozen(loader.first_views(MEASURED_STEPS))
         bench.method.embedder.fold_frozen()

@@ -19,6 +19,7 @@ from opencon.data.loader import TwoStreamLoader
 from opencon.data.split import Split, batch_shares, make_split
 from opencon.data.streaming import Images
 from opencon.encoders import build_embedder
+from opencon.encoders.synchronized import synchronize_norms
 from opencon.experiments.plan import check_fits
 from opencon.experiments.recipes import run_config
 from opencon.methods import METHODS, Assignment, FeatureBank, Method, Task
@@ -27,6 +28,7 @@ from opencon.metrics import evaluate, knn_accuracy
 from opencon.runtime import generator, seeded
 from opencon.training.embedding import BATCH, embed_images
 from opencon.training.judged import judged_weights
+from opencon.training.ranks import gather_pieces, my_piece, num_ranks, rank
 from opencon.training.run_folder import RunFolder
 
 NORM_BATCHES = 20  # ours: their statistics then scatter less than one in a hundred
@@ -50,12 +52,13 @@ class Workbench:
         return FeatureBank(self.embed(self.images, mirror=mirror), self.labels)
 
     def embed(self, images: Images, *, mirror: bool = False) -> Tensor:
-        """(M, D), in order. Streamed images come in the chunks that `embed_images` would cut."""
+        """(M, D), in order. Streamed images come in the chunks that `embed_images` would cut. Each rank embeds a piece."""
         rows = partial(embed_images, self.method, self.method.embed, view=self.view, mirror=mirror)
+        own = my_piece(len(images))
         if isinstance(images, Tensor):
-            return rows(images)
-        with closing(images.in_order(BATCH)) as chunks:
-            return torch.cat([rows(chunk) for chunk in chunks])
+            return gather_pieces(rows(images[own.start : own.stop]), len(images))
+        with closing(images.in_order(BATCH, own)) as chunks:
+            return gather_pieces(torch.cat([rows(chunk) for chunk in chunks]), len(images))
 
     def judged(self, on: EvaluationSet) -> tuple[Tensor, Tensor]:
         """The rows of the bank in `score` that are judged, and their true classes."""
@@ -146,7 +149,9 @@ def assemble(config: RunConfig, dataset: Dataset, device: torch.device, *, split
         if config.eval.average:
             method.twin = WeightAverage(method, config.eval.average, warms_up=True)
     method.kernels = config.train.kernels
-    if method.kernels and not method.differentiates_twice:
+    if num_ranks() > 1 and config.train.sync_norms and not method.differentiates_twice:
+        synchronize_norms(embedder.encoder)
+    elif method.kernels and not method.differentiates_twice:
         embedder.encoder.fuse()
     return Workbench(
         config,
@@ -185,6 +190,9 @@ def build_loader(bench: Workbench) -> TwoStreamLoader:
         batch_shares=shares,
         augments=tuple(augments),
         seed=config.train.seed,
+        rank=rank(),
+        # A second derivative does not pass through what ranks say to each other: then each does all the work.
+        num_ranks=1 if bench.method.differentiates_twice else num_ranks(),
     )
 
 

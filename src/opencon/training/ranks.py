@@ -60,6 +60,18 @@ def joined(device: torch.device) -> Iterator[torch.device]:
         dist.destroy_process_group()
 
 
+@contextlib.contextmanager
+def one_before_others(needed: bool) -> Iterator[None]:
+    """Where needed, the first rank of each machine does the block before its others: what it downloads, they find."""
+    needed = needed and num_ranks() > 1
+    is_first = os.environ.get("LOCAL_RANK", "0") == "0"
+    if needed and not is_first:
+        dist.barrier()
+    yield
+    if needed and is_first:
+        dist.barrier()
+
+
 def is_recordable() -> bool:
     """Whether what ranks say to each other can be part of a CUDA graph: NCCL's can."""
     return not dist.is_initialized() or dist.get_backend() == "nccl"
@@ -171,8 +183,9 @@ def add_gradients(module: nn.Module, *, is_shared: bool) -> None:
         learning = [p for p in module.parameters() if p.requires_grad and p.dtype == kind]
         if not learning:
             continue
-        gradients = [p.grad if p.grad is not None else torch.zeros_like(p) for p in learning]
-        flat = torch.cat([g.flatten() / (1 if id(p) in of_encoder else num_ranks()) for p, g in zip(learning, gradients)])
+        parts = [(torch.zeros_like(p) if p.grad is None else p.grad).flatten() for p in learning]
+        alike = [id(p) not in of_encoder for p in learning]
+        flat = torch.cat([part / num_ranks() if same else part for part, same in zip(parts, alike, strict=True)])
         dist.all_reduce(flat)
         for p, summed in zip(learning, torch.split(flat, [p.numel() for p in learning]), strict=True):
             if p.grad is not None:

@@ -38,6 +38,7 @@ from opencon.files import PARTIAL, explained, parse_json, read_file, write_whole
 DISCOVERY, ASSIGNMENTS, EMBEDDINGS = "discovery.json", "assignments.csv", "embeddings.npy"
 # Settings that may change when a run is resumed: where files lie, how they are read, how often the run logs and saves.
 HARMLESS = {"data.root", "data.memory_gb", "encoder.weights", "train.log_every", "train.save_seconds", "eval.every"}
+HARMLESS |= {"train.sync_norms"}  # only with several ranks, whose number may change, too
 
 
 class RunFolder:

@@ -14,6 +14,7 @@ from opencon.data.loader import Draws, TwoStreamLoader, tree_map
 from opencon.errors import DivergedError
 from opencon.methods.base import Epoch, FeatureBank, Method
 from opencon.training.optimizer import learning_rate, set_learning_rate
+from opencon.training.ranks import add_gradients, is_recordable, take_over
 
 OnStep = Callable[[int, int], None]  # (epoch, finished steps)
 OnEpoch = Callable[[int, dict[str, float]], None]  # (epoch, mean of each logged term)
@@ -35,11 +36,13 @@ def fit(
     step = TrainStep(method, optimizer, loader, scaler, compiled=config.compile)
     # A gradient scaler decides on the host whether to step; nothing else does.
     captured = config.capture and step.device.type == "cuda" and method.reads_nothing and not scaler.is_enabled()
+    captured = captured and is_recordable()
     advance: Callable[[], None] = Captured(step) if captured else step
     for epoch in range(first_epoch, config.epochs):
         set_learning_rate(optimizer, learning_rate(config, epoch))
         method.train()
         method.before_epoch(Epoch(epoch, config.epochs, features))
+        take_over(method)
         draws = loader.draw(epoch)
         step.start_epoch(draws)
         with closing(loader.feed(draws)) as feed:
@@ -50,6 +53,7 @@ def fit(
                     on_step(epoch, index + 1)
         step.check(epoch)
         check_weights(method, epoch)
+        take_over(method)
         on_epoch(epoch, step.means())
 
 
@@ -69,7 +73,10 @@ class TrainStep:
         compiled: bool,
     ) -> None:
         self.method, self.optimizer, self.loader, self.scaler = method, optimizer, loader, scaler
-        self.loss_of = torch.compile(method.step) if compiled else method.step
+        is_shared = loader.sharing is not None
+        self.loss_of = torch.compile(method.step) if compiled and not is_shared else method.step
+        if compiled and is_shared:  # what ranks say to each other stays outside
+            method.embedder.encoder.compile()
         self.device = loader.images.device
         self.index = torch.zeros(1, dtype=torch.long, device=self.device)  # of this step in its epoch
         self.draws: Draws | None = None
@@ -93,6 +100,7 @@ class TrainStep:
         out = self.loss_of(self.loader.batch(self.draws, self.index))
         self.optimizer.zero_grad(set_to_none=True)
         self.scaler.scale(out.loss).backward()  # type: ignore[no-untyped-call, unused-ignore]
+        add_gradients(self.method, is_shared=self.loader.sharing is not None)
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.method.after_step(*out.carry)
