@@ -21,7 +21,7 @@ from opencon.training.trainer import TrainStep
 
 CPU = torch.device("cpu")
 # At a small rate, rounding stays rounding: at 0.1, five steps make twenty times as much of it.
-SMALL = ("train.batch_size=30", "train.seed=3", "train.lr=0.01", "train.lr_end=0")
+SMALL = ("train.batch_size=30", "train.seed=3", "train.lr_end=0")
 KILLED = ("train.batch_size=256", "train.epochs=4", "train.save_seconds=0")
 STEPS = 5
 TRAINED = [name for name in METHODS.names() if METHODS[name].config.trains]
@@ -29,7 +29,10 @@ TRAINED = [name for name in METHODS.names() if METHODS[name].config.trains]
 
 def some_steps(name, steps, *settings):
     """The method after some steps from its start, its state before them, and its loss at each."""
-    config = with_settings(get_recipe(f"{name}/digits"), [*SMALL, *settings])
+    rate = (
+        "0.001" if name == "uno" else "0.01"
+    )  # UNO's heads normalize units that hardly vary, which amplifies rounding
+    config = with_settings(get_recipe(f"{name}/digits"), [*SMALL, f"train.lr={rate}", *settings])
     bench = assemble(config, load_dataset(config.data), CPU)
     loader, method = build_loader(bench), bench.method
     step = TrainStep(

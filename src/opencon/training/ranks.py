@@ -19,6 +19,8 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch._C._distributed_c10d import PrefixStore
+from torch.distributed.rendezvous import rendezvous
 
 from opencon.encoders.synchronized import has_synchronized
 from opencon.errors import ConfigError, OpenConError
@@ -53,7 +55,11 @@ def joined(device: torch.device) -> Iterator[torch.device]:
     if gpus:
         device = torch.device("cuda", local % gpus)
         torch.cuda.set_device(device)
-    dist.init_process_group("nccl" if gpus >= beside else "gloo", timeout=PATIENCE)
+    store, number, size = next(rendezvous("env://", timeout=PATIENCE))
+    # A new place for every restart: in the old one are the addresses of ranks that are dead.
+    store = PrefixStore(f"attempt {os.environ['TORCHELASTIC_RESTART_COUNT']}", store)
+    backend = "nccl" if gpus >= beside else "gloo"
+    dist.init_process_group(backend, store=store, rank=number, world_size=size, timeout=PATIENCE)
     try:
         yield device
     finally:
@@ -95,14 +101,17 @@ def from_first(compute: Callable[[], T]) -> T:
     return result
 
 
+def _done(_: object) -> None:
+    """Nothing to send to the other ranks."""
+
+
 class SharedFolder(RunFolder):
     """A run folder of several ranks: the first one reads, and all get what it read; the first one writes."""
 
     @classmethod
     def open_for_training(cls, path: Path, config: Mapping[str, Any]) -> RunFolder:
         """Create the folder, or check that it holds a run of the same configuration."""
-        opened = super().open_for_training
-        from_first(lambda: opened(path, config) and None)
+        from_first(lambda: _done(RunFolder.open_for_training(path, config)))  # a plain folder: it asks no other rank
         return cls(path)
 
     @contextlib.contextmanager
