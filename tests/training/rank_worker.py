@@ -35,18 +35,13 @@ def some_steps(name, steps, *settings):
     config = with_settings(get_recipe(f"{name}/digits"), [*SMALL, f"train.lr={rate}", *settings])
     bench = assemble(config, load_dataset(config.data), CPU)
     loader, method = build_loader(bench), bench.method
-    step = TrainStep(
-        method,
-        build_optimizer(method, config.train),
-        loader,
-        torch.amp.GradScaler("cpu", enabled=False),
-        compiled=False,
-    )
+    scaler = torch.amp.GradScaler("cpu", enabled=False)
+    step = TrainStep(method, build_optimizer(method, config.train), loader, scaler, config.train)
     method.train()
     method.before_epoch(Epoch(60, 100, bench.bank))  # an epoch in which every loss counts
     take_over(method)
     start = {key: value.clone() for key, value in method.state_dict().items()}
-    step.start_epoch(loader.draw(60))
+    step.start_epoch(0, loader.draw(60))
     losses = []
     for _ in range(steps):
         before = step.total.clone() if len(step.total) else 0.0

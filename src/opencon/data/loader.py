@@ -19,12 +19,13 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from opencon.data.mixing import Mix, Mixer
 from opencon.data.shares import Share, Sharing
 from opencon.data.streaming import Images
 from opencon.runtime import generator
 
 # Purposes of the random streams of an epoch, so that they are independent of each other.
-ORDER, VIEWS = 1, 2
+ORDER, VIEWS, MIXES = 1, 2, 3
 
 
 class Augmentation(Protocol):
@@ -42,6 +43,7 @@ class Draws(NamedTuple):
 
     rows: Tensor  # (T, B) which images, labeled first
     params: tuple[Any, ...]  # V named tuples of tensors (T, B, ...)
+    mixes: tuple[Any, ...]  # V likewise, None for a view whose images are not mixed
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,7 @@ class Batch:
     labels: Tensor  # (B,) class of a labeled image, -1 for an unlabeled one
     num_labeled: int  # how many rows, the first ones, are labeled: hot code can slice instead of mask
     rows: Tensor  # (B,) index of each image in the set, for methods that keep something about every image
+    mixes: tuple[Mix | None, ...] = ()  # V: how each view's images are mixed with each other; () where none are
 
 
 class TwoStreamLoader:
@@ -78,15 +81,17 @@ class TwoStreamLoader:
         seed: int,
         rank: int = 0,
         num_ranks: int = 1,
+        mixers: tuple[Mixer | None, ...] = (),
     ) -> None:
         self.sharing = Sharing(rank, num_ranks, batch_shares[0], sum(batch_shares)) if num_ranks > 1 else None
         self.images = images  # (M, channels, H, W) uint8
         self.labels = labels  # (M,)
         self.num_labeled, self.num_unlabeled = batch_shares
         # Streamed images are copied here before each step, always to the same address, which a recorded step reads.
-        num_own = self.sharing.num_own if self.sharing is not None else sum(batch_shares)
+        num_own = self.sharing.num_own if self.sharing is not None and not any(mixers) else sum(batch_shares)
         self.buffer = torch.empty(0) if isinstance(images, Tensor) else images.buffer(num_own)
         self.augments = augments  # V
+        self.mixers = mixers if any(mixers) else ()  # V, or none at all
         self.seed = seed
         self.labeled = torch.nonzero(labels >= 0).flatten()
         self.unlabeled = torch.nonzero(labels < 0).flatten()
@@ -112,7 +117,9 @@ class TwoStreamLoader:
         rows = self.indices(epoch)
         height, width = self.images.shape[-2:]
         params = tuple(augment.draw(rows.numel(), (height, width), rng) for augment in self.augments)
-        return Draws(rows, tree_map(lambda t: t.view(*rows.shape, *t.shape[1:]), params))
+        rng = generator(self.images.device, self.seed, epoch, MIXES)
+        mixes = tuple(mixer and mixer.draw(len(rows), rows.shape[1], self.num_labeled, rng) for mixer in self.mixers)
+        return Draws(rows, tree_map(lambda t: t.view(*rows.shape, *t.shape[1:]), params), mixes)
 
     def feed(self, draws: Draws) -> Generator[int, None, None]:
         """The steps of an epoch, one by one. Once a step is yielded, `batch` can be called for it.
@@ -123,7 +130,7 @@ class TwoStreamLoader:
             yield from range(self.num_steps)
             return
         rows = draws.rows.cpu().unbind()  # host sync, once an epoch
-        if self.sharing is not None:
+        if self.sharing is not None and not self.mixers:
             rows = tuple(map(self.sharing.own, rows))
         with closing(self.images.batches(rows, self.buffer)) as batches:
             for step, _ in enumerate(batches):
@@ -132,13 +139,23 @@ class TwoStreamLoader:
     def batch(self, draws: Draws, step: Tensor) -> Batch:
         """The batch of one step; `step` is a tensor (1,), so that a captured graph can count it up."""
         now = tree_map(lambda t: t.index_select(0, step)[0], draws)
-        own = tree_map(self.sharing.own, now) if self.sharing is not None else now
+        # A partner to mix with may belong to another rank: then each rank makes all views, and takes its own rows of them.
+        part = self.sharing if not self.mixers else None
+        own = tree_map(part.own, now) if part is not None else now
         images = self.images[own.rows] if isinstance(self.images, Tensor) else self.buffer
         pairs = zip(self.augments, own.params, strict=True)
         views: Any = tuple(augment.apply(images, params) for augment, params in pairs)
+        mixes: tuple[Mix | None, ...] = ()
+        if self.mixers:
+            mixed = [
+                (view, None) if mixer is None else mixer.apply(view, params)
+                for view, mixer, params in zip(views, self.mixers, now.mixes, strict=True)
+            ]
+            views, mixes = tuple(view for view, _ in mixed), tuple(mix for _, mix in mixed)
         if self.sharing is not None:
-            views = tuple(Share.of(view, self.sharing) for view in views)
-        return Batch(views, self.labels[now.rows], self.num_labeled, now.rows)
+            whole = self.sharing if part is None else None
+            views = tuple(Share.of(view if whole is None else whole.own(view), self.sharing) for view in views)
+        return Batch(views, self.labels[now.rows], self.num_labeled, now.rows, mixes)
 
     def first_views(self, most_steps: int) -> Generator[Tensor, None, None]:
         """The two full views of the first steps of training, one by one; a rank gets its own rows."""

@@ -19,6 +19,7 @@ from opencon.encoders.timm import PREFIX, timm_encoder
 from opencon.encoders.weights import load_weights
 from opencon.errors import ConfigError, DataError
 from opencon.files import parse_json, read_file
+from opencon.plugins import recall
 from opencon.registry import did_you_mean
 
 RUN_FILE = "encoder.safetensors"  # what a finished run leaves
@@ -74,6 +75,7 @@ def _installed(name: str, image_size: int | None) -> PretrainedEncoder:
 def _from_run(path: Path, image_size: int | None) -> PretrainedEncoder:
     if not path.is_file():  # a pipe would wait forever
         raise DataError(f"the encoder {path} cannot be read (it is not a file). Give the folder of a finished run.")
+    recall(path.parent)  # the run's encoder may be somebody's own
     try:
         with safetensors.safe_open(path, "pt") as file:
             name = (file.metadata() or {}).get("encoder", "")
