@@ -15,6 +15,7 @@ import csv
 import importlib
 import io
 import json
+import mmap
 import os
 import random
 import resource
@@ -35,6 +36,7 @@ import torch
 from PIL import Image
 
 from opencon import cli
+from opencon.cli import base as cli_base
 from opencon.config import to_dict
 from opencon.data.list_files import list_from_file
 from opencon.data.sources import read_images
@@ -494,16 +496,20 @@ def in_child(words: list[str], inside: Path, at: int, harm: Callable[[], None] |
     """Type a command in a child of this process. When it is about to touch a file below `inside` for the `at`-th time,
     `harm` is done to it. Returns the exit code (minus the number of a signal), what it said, and how often it touched.
     """
-    with tempfile.TemporaryFile() as said, tempfile.TemporaryFile() as counted:
-        pid = _forked(words, inside, at, harm, said.fileno(), counted.fileno())
-        _, status = os.waitpid(pid, 0)
-        said.seek(0)
-        counted.seek(0)
-        text, times = said.read().decode("utf-8", "replace"), int(counted.read() or b"0")
-    return os.waitstatus_to_exitcode(status), text, times
+    # A pipe and shared memory, because a full disk must not keep the child from telling.
+    read, write = os.pipe()
+    counted = mmap.mmap(-1, 8)
+    pid = _forked(words, inside, at, harm, write, counted)
+    os.close(write)
+    with os.fdopen(read, "rb") as said:
+        text = said.read().decode("utf-8", "replace")
+    _, status = os.waitpid(pid, 0)
+    return os.waitstatus_to_exitcode(status), text, int.from_bytes(counted[:8], "little")
 
 
-def _forked(words: list[str], inside: Path, at: int, harm: Callable[[], None] | None, said: int, counted: int) -> int:
+def _forked(
+    words: list[str], inside: Path, at: int, harm: Callable[[], None] | None, said: int, counted: mmap.mmap
+) -> int:
     sys.stdout.flush()
     pid = os.fork()
     if pid == 0:
@@ -512,19 +518,17 @@ def _forked(words: list[str], inside: Path, at: int, harm: Callable[[], None] | 
             os.dup2(said, 1)
             os.dup2(said, 2)
             sys.stdout, sys.stderr = (os.fdopen(n, "w", closefd=False) for n in (1, 2))
+            for console in (cli_base.console, cli_base.errors):
+                console.file = sys.stdout
             count = 0
 
             def hook(event: str, args: tuple[Any, ...]) -> None:
                 nonlocal count
-                if (
-                    event in ("open", "os.rename", "os.remove", "os.mkdir", "os.chmod")
-                    and args
-                    and not event.endswith("!")
-                ):
+                if event in ("open", "os.rename", "os.remove", "os.mkdir", "os.chmod") and args:
                     path = args[0]
                     if isinstance(path, (str, bytes, Path)) and str(inside) in os.path.abspath(os.fsdecode(path)):
                         count += 1
-                        os.pwrite(counted, str(count).encode(), 0)
+                        counted[:8] = count.to_bytes(8, "little")
                         if count == at and harm is not None:
                             harm()
 
