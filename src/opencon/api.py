@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from opencon.config import RunConfig, with_settings
 from opencon.counting import CountEstimate
 from opencon.data.split import names_from_file
-from opencon.errors import ConfigError, require
+from opencon.errors import ConfigError, require, shown
 from opencon.experiments.callbacks import Callback
 from opencon.experiments.compare import FORMATS, Section, compare_runs, render
 from opencon.experiments.evaluate import draw_side_by_side, evaluate_run
@@ -115,8 +115,8 @@ def discover_config(
         views is None or steps > 0, f"views = {views} are for steps to learn from, and there are none. Give steps too."
     )
     if isinstance(novel, str):
-        is_number = novel.isdecimal() or novel == "auto"
-        require(is_number, f"novel = {novel!r} must be auto or a whole number, 0 or more.")
+        is_number = (novel.isdecimal() and len(novel) < 10) or novel == "auto"  # ours: nobody has that many photos
+        require(is_number, f"novel = {shown(novel)} must be auto or a whole number, 0 or more.")
         novel = None if novel == "auto" else int(novel)
     num_views = views if views is not None else views_for(steps)
     return DiscoverConfig(

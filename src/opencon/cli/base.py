@@ -6,6 +6,7 @@ Heavy rooms (torch, scikit-learn) are imported inside the commands, so that --he
 from __future__ import annotations
 
 import ctypes
+import io
 import os
 import signal
 import sys
@@ -58,6 +59,19 @@ def keep_memory() -> None:
             # first threshold, which starts at 128 kB.
             if mallopt(M_MMAP_THRESHOLD, 1 << 30) or mallopt(M_MMAP_THRESHOLD, 1 << 25):
                 mallopt(M_TRIM_THRESHOLD, (1 << 31) - 1)
+
+
+def print_anything() -> None:
+    """Let both streams print what the terminal cannot show, as escapes: a file name may hold bytes that are no text."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def is_out_of_memory(err: BaseException) -> bool:
+    """Whether Python, or torch on either device, has found no memory. torch reports it as RuntimeError on a CPU."""
+    words = ("can't allocate memory", "out of memory", "not enough memory", "Storage size calculation overflowed")
+    return isinstance(err, MemoryError) or any(word in str(err) for word in words)
 
 
 @app.callback(invoke_without_command=True)

@@ -338,16 +338,22 @@ def run(config: RunConfig, out: Path, device: str, download: bool, watchers: lis
     from opencon.experiments.plan import plan
     from opencon.experiments.train import train as train_run
     from opencon.runtime import pick_device
+    from opencon.training.ranks import joined, num_ranks, rank
 
-    where = pick_device(device)
-    show_plan({**plan(config, download=download), "device": str(where), "folder": str(out)})
-    if dry_run:
-        console.print_json(json.dumps(to_dict(config)))
-        return
-    with resumable(), progress_bar() as callbacks:
-        result = train_run(config, out, where, callbacks=callbacks, watchers=watchers, download=download)
-    console.print(result_table(result, title=str(out)))
-    console.print(f"Measure it again, or in another way: opencon evaluate {out}", soft_wrap=True)
+    with joined(pick_device(device)) as where:  # several processes, if torchrun has started them
+        console.quiet = rank() > 0
+        shown = {"device": str(where), "folder": str(out)}
+        if num_ranks() > 1:
+            shown["ranks"] = f"{num_ranks()} processes, each with its share of every batch of {config.train.batch_size}"
+        show_plan({**plan(config, download=download), **shown})
+        if dry_run:
+            console.print_json(json.dumps(to_dict(config)))
+            return
+        own = watchers if rank() == 0 else ()
+        with resumable(), progress_bar() as callbacks:
+            result = train_run(config, out, where, callbacks=callbacks, watchers=own, download=download)
+        console.print(result_table(result, title=str(out)))
+        console.print(f"Measure it again, or in another way: opencon evaluate {out}", soft_wrap=True)
 
 
 @contextmanager

@@ -60,7 +60,7 @@ class Row:
 
     def score(self, key: str) -> tuple[float | None, float | None]:
         """Mean and standard deviation over the runs, in percent; no deviation for one run, None for both without images."""
-        if any(run.result[key] is None for run in self.runs):
+        if any(run.result.get(key) is None for run in self.runs):
             return None, None
         return spread([100 * float(run.result[key]) for run in self.runs])
 
@@ -163,7 +163,12 @@ def read_run(path: Path) -> Run:
         raise ConfigError(
             f"{path}: {config.method.name} pre-trains without labels, so there is no accuracy to compare."
         )
-    steady = [record["seconds"] for record in folder.read_metrics()][2:]
+    numbers = [result.get(key) for key in SCORES if result.get(key) is not None]
+    fits = result.get("on") in ("unlabeled", "test") and isinstance(result.get("num_images"), int)
+    if not fits or "protocol" not in result or not all(isinstance(number, (int, float)) for number in numbers):
+        raise RunError(f"{path / 'result.json'} is damaged: it is not the result of a run. Train it again.")
+    seconds = [record.get("seconds") for record in folder.read_metrics()]
+    steady = [value for value in seconds if isinstance(value, (int, float))][2:]
     return Run(path, config, result, statistics.median(steady) if steady else None)
 
 

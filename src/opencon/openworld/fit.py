@@ -27,7 +27,7 @@ from opencon.cluster.kmeans import kmeans
 from opencon.cluster.merging import merge_alike
 from opencon.cluster.numbering import by_size, order_by_size
 from opencon.counting import CountEstimate
-from opencon.errors import DataError, require
+from opencon.errors import DataError, require, require_seed
 from opencon.methods import METHODS, FeatureBank, Method, Task
 from opencon.openworld.engine import explain
 from opencon.openworld.mixture import fit_gaussians, fit_mixture, held_out_accuracy, softness
@@ -72,7 +72,7 @@ class OpenWorldConfig:
         METHODS[self.method]  # raises with a hint
         hint = f"it needs an encoder to train. Use {' or '.join(ON_ROWS)}, or train it on images."
         require(self.method in ON_ROWS, f"method = {self.method!r} cannot learn from rows of features: {hint}")
-        require(self.seed >= 0, f"seed = {self.seed} must not be negative.")
+        require_seed(self.seed, "seed")
         require(self.steps >= 0, f"steps = {self.steps} must not be negative.")
         require(self.batch_size >= 4, f"batch_size = {self.batch_size} must be at least 4.")
         require(self.lr > 0, f"lr = {self.lr} must be above zero.")

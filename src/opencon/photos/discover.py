@@ -32,6 +32,7 @@ from opencon.counting import COUNTERS, CountEstimate
 from opencon.data.listings import printable
 from opencon.encoders.stored import EncoderFacts
 from opencon.errors import DataError, RunError
+from opencon.files import explained
 from opencon.metrics import OpenWorldAccuracy, evaluate
 from opencon.openworld.fit import Fitted, OpenWorldConfig, fit_features
 from opencon.photos.features import Extractor, FeatureSettings, PhotoFeatures, photo_features
@@ -43,7 +44,7 @@ from opencon.report.html import ReportData, write_report
 from opencon.report.map import map_positions
 from opencon.report.table import Group, PhotoRow, PhotoTable
 from opencon.runtime import environment
-from opencon.training.run_folder import ASSIGNMENTS, DISCOVERY, EMBEDDINGS, RunFolder
+from opencon.training.run_folder import ASSIGNMENTS, DISCOVERY, EMBEDDINGS, RunFolder, holds_others
 
 SMALL_SIDE, SMALL_SIZE = 144, 128  # photos up to this side are encoded at this size: more pixels would be made up
 REPORT = "report.html"
@@ -160,7 +161,7 @@ def open_folder(out: Path) -> RunFolder:
     """A new or empty folder, or one that a discovery wrote before; others are refused before any work."""
     try:
         out.mkdir(parents=True, exist_ok=True)
-        if any(out.iterdir()) and not (out / DISCOVERY).exists():
+        if not (out / DISCOVERY).exists() and holds_others(out, [DISCOVERY]):
             raise RunError(f"{out} is not empty and holds no discovery. Give an empty or a new folder with --out.")
         folder = RunFolder(out)
         folder.write_json(DISCOVERY, {"what": "a folder of `opencon discover`"})
@@ -172,8 +173,10 @@ def open_folder(out: Path) -> RunFolder:
 def names_in(folder: RunFolder, photos: Photos) -> list[str]:
     """Names that `opencon name` gave to the groups of the discovery in a folder."""
     names: list[str] = []
-    with contextlib.suppress(RunError, KeyError):  # the model is missing or damaged, and about to be replaced
-        names = folder.read_json(MODEL)["class_names"]
+    with contextlib.suppress(
+        RunError, KeyError, TypeError
+    ):  # the model is missing or damaged, and about to be replaced
+        names = [str(name) for name in folder.read_json(MODEL)["class_names"]]
     own = set(photos.class_names)
     return [name for name in dict.fromkeys(names) if name not in own and not re.fullmatch(r"new-\d+", name)]
 
@@ -219,7 +222,8 @@ def discover_photos(
             "seconds": seconds | {"everything": time.perf_counter() - start},
         }
         facts = _facts(prepared, record["seconds"]["everything"])
-        write_report(replace(data, facts=facts, names_for=identity(folder)), folder.path / REPORT)
+        with explained(folder.path / REPORT):
+            write_report(replace(data, facts=facts, names_for=identity(folder)), folder.path / REPORT)
         folder.write_json("result.json", record)
         progress("writing", 1, 1)
         return Discovery(table, learned.fitted.count, list(photos.notes), replaced, record, folder.path)
@@ -358,8 +362,9 @@ def _page(photos: Photos, learned: _Learned, table: PhotoTable, record: Mapping[
         accuracy = OpenWorldAccuracy(record["all"], record["novel"], record["seen"], record["protocol"])
 
     def picture(row: int) -> Image.Image | None:
+        path = photos.paths[learned.features.kept[row]]
         try:
-            return Image.open(photos.paths[learned.features.kept[row]])
+            return Image.open(path) if path.is_file() else None
         except (OSError, ValueError, Image.DecompressionBombError):  # gone or changed since it was read
             return None
 

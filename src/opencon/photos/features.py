@@ -28,7 +28,7 @@ from opencon.data.color import to_gray
 from opencon.data.listings import printable
 from opencon.data.sources import read_images
 from opencon.encoders.pretrained import PretrainedEncoder, open_encoder
-from opencon.errors import require
+from opencon.errors import require, require_seed
 from opencon.photos.cache import FeatureCache
 from opencon.runtime import fast_dtype, generator
 
@@ -65,7 +65,7 @@ class FeatureSettings:
         size = self.image_size
         require(size is None or size >= 8, f"features.image_size = {size} must be at least 8 pixels.")
         require(self.num_views >= 0, f"features.num_views = {self.num_views} must not be negative.")
-        require(self.seed >= 0, f"features.seed = {self.seed} must not be negative.")
+        require_seed(self.seed, "features.seed")
 
 
 @dataclass(frozen=True, eq=False)

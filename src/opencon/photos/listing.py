@@ -141,7 +141,7 @@ def from_table(table: Path, folder: Path | None = None) -> Photos:
     missing: list[tuple[int, Path]] = []
     for line, name, label in _labeled_rows(table):
         path = Path(os.path.normpath(base / name))
-        if not path.is_file():
+        if not os.path.isfile(path):  # Path.is_file would raise for a name that is too long
             missing.append((line, path))
             continue
         earlier, _, before = labels.setdefault(os.path.realpath(path), (line, path, label))
@@ -213,8 +213,10 @@ def typical_side(paths: tuple[Path, ...]) -> int | None:
     sides = []
     for path in paths[:: max(1, len(paths) // SIZES_LOOKED_AT)]:
         # A damaged file is reported when it is decoded.
-        with contextlib.suppress(Exception), Image.open(path) as image:
-            sides.append(min(image.size))
+        with contextlib.suppress(Exception):
+            if path.is_file():  # opening a pipe would wait forever
+                with Image.open(path) as image:
+                    sides.append(min(image.size))
     return int(statistics.median(sides)) if sides else None
 
 

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -32,6 +31,7 @@ from opencon.data.listings import images_at
 from opencon.encoders.pretrained import RUN_FILE, PretrainedEncoder, open_encoder
 from opencon.encoders.stored import EncoderFacts, stored_encoder
 from opencon.errors import DataError, RunError
+from opencon.files import parse_json, read_file
 from opencon.openworld.fit import Fitted
 from opencon.openworld.model import OpenWorldModel, Prediction
 from opencon.photos.cache import FeatureCache
@@ -413,7 +413,7 @@ class OpenConModel:
                 return kind.open(folder, device)
         settings = _read_settings(folder)
         try:
-            content = (folder / TENSORS).read_bytes()
+            content = read_file(folder / TENSORS)
             if hashlib.sha256(content).hexdigest() != settings["sha256"]:
                 raise ValueError(f"{TENSORS} does not belong to {SETTINGS}, or is damaged")
             tensors = safetensors.torch.load(content)
@@ -450,7 +450,7 @@ def _read_settings(folder: Path) -> dict[str, Any]:
         wrote = "`opencon discover`, `train` or `export` wrote"
         raise RunError(f"{folder} holds no model (no {SETTINGS}). Give the folder that {wrote}.")
     try:
-        settings = json.loads(path.read_text(encoding="utf-8"))
+        settings = parse_json(read_file(path))
     except (OSError, ValueError) as err:
         raise _damaged(folder, err) from err
     if not isinstance(settings, dict) or "format" not in settings:

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import csv
+import io
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from opencon.data.listings import printable
 from opencon.data.tables import read_table
 from opencon.errors import DataError, RunError
+from opencon.files import read_file
 from opencon.photos.model import OpenConModel, identity
-from opencon.report.table import PhotoRow, PhotoTable
+from opencon.report.table import PhotoRow, PhotoTable, from_text
 from opencon.training.run_folder import ASSIGNMENTS, EMBEDDINGS, RunFolder
+
+_OTHERWISE = f"Run the discovery again, or take {ASSIGNMENTS} out of the folder."
 
 
 def rename_from_table(run: Path, table: Path) -> tuple[dict[str, str], list[str]]:
@@ -70,16 +75,38 @@ def read_names(table: Path) -> tuple[dict[str, str], set[str]]:
 
 def _renamed_table(run: Path, before: OpenConModel, after: OpenConModel) -> PhotoTable:
     """The table of a discovery with the names of `after`, predicted again from embeddings.npy."""
-    with (run / ASSIGNMENTS).open(encoding="utf-8", errors="surrogateescape", newline="") as file:
-        lines = list(csv.DictReader(file))
-    z = torch.from_numpy(np.load(run / EMBEDDINGS, allow_pickle=False))
+    lines, z = _read_assignments(run / ASSIGNMENTS), _read_embeddings(run / EMBEDDINGS, before.classifier.dim)
     readable = [line for line in lines if not line["error"]]
     if len(readable) != len(z):
         raise RunError(
             f"{run / ASSIGNMENTS} has {len(readable)} photos and {EMBEDDINGS} {len(z)}: one of them was changed. "
-            f"Run the discovery again, or take {ASSIGNMENTS} out of the folder."
+            f"{_OTHERWISE}"
         )
     new_names = dict(zip(before.class_names[: before.num_seen], after.class_names, strict=False))
     labels = [new_names.get(line["given"], line["given"]) or None for line in readable]
     unread = (PhotoRow.unread(line["file"], line["error"], line["given"] or None) for line in lines if line["error"])
     return after.training_table([line["file"] for line in readable], z, labels, unread)
+
+
+def _read_assignments(path: Path) -> list[dict[str, str]]:
+    """The rows of assignments.csv."""
+    try:
+        text = read_file(path).decode("utf-8", "surrogateescape")
+        lines = [
+            {column: from_text(line[column]) for column in ("file", "given", "error")}
+            for line in csv.DictReader(io.StringIO(text, newline=""))
+        ]
+    except (OSError, csv.Error, KeyError, TypeError, AttributeError) as err:
+        raise RunError(f"{path} cannot be read ({type(err).__name__}: {err}). {_OTHERWISE}") from err
+    return lines
+
+
+def _read_embeddings(path: Path, dim: int) -> Tensor:
+    """(n, D), from embeddings.npy."""
+    try:
+        z = np.load(io.BytesIO(read_file(path)), allow_pickle=False)
+        if z.ndim != 2 or z.shape[1] != dim or z.dtype != np.float32:
+            raise ValueError(f"it holds {z.dtype} of shape {z.shape}, not rows of {dim} numbers")
+    except Exception as err:  # a damaged header raises nearly anything
+        raise RunError(f"{path} cannot be read ({type(err).__name__}: {err}). {_OTHERWISE}") from err
+    return torch.from_numpy(z)

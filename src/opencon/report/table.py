@@ -7,8 +7,10 @@ confidence         in the nearest class or group, in [0, 1]
 novelty            larger is less like the seen classes
 unlike_everything  yes or no
 given              the label it came with
-nearest            the most similar examples, separated by vertical bars
+nearest            the most similar examples, separated by vertical bars; a bar within a name is written \\|
 error              why it cannot be read
+
+In CSV, text that a spreadsheet would take for a formula (=, +, - or @ at its start) begins with an apostrophe.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -26,6 +29,7 @@ from typing import Any, Literal, overload
 from opencon.errors import MissingExtraError
 
 COLUMNS = ("file", "predicted", "kind", "confidence", "novelty", "unlike_everything", "given", "nearest", "error")
+FORMULA = re.compile(r"'*[=+\-@\t\r]")  # how a formula begins, behind any number of our own apostrophes
 MOST_SHOWN = 10  # rows that a notebook shows, ours: the first few show what a table is like
 
 
@@ -156,8 +160,9 @@ class PhotoTable(Sequence[PhotoRow]):
             numbers = ("" if value is None else f"{value:.4f}" for value in (row.confidence, row.novelty))
             unlike = "" if row.error else "yes" if row.unlike_everything else "no"
             texts = (row.predicted or "", row.kind or "")
-            nearest = "|".join(row.nearest)
-            table.writerow([row.file, *texts, *numbers, unlike, row.given or "", nearest, row.error or ""])
+            nearest = "|".join(name.replace("\\", "\\\\").replace("|", "\\|") for name in row.nearest)
+            last = (row.given or "", nearest, row.error or "")
+            table.writerow([as_text(row.file), *map(as_text, texts), *numbers, unlike, *map(as_text, last)])
         return text.getvalue()
 
     def to_json_lines(self) -> Iterator[str]:
@@ -186,6 +191,16 @@ class PhotoTable(Sequence[PhotoRow]):
         more = f"<p>... and {len(self) - MOST_SHOWN:,} more</p>" if len(self) > MOST_SHOWN else ""
         title = escape(self.headline)
         return f"<p>{title}</p><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{more}"
+
+
+def as_text(cell: str) -> str:
+    """A cell that no spreadsheet takes for a formula: whoever chose the name of a class could make it one."""
+    return f"'{cell}" if FORMULA.match(cell) else cell
+
+
+def from_text(cell: str) -> str:
+    """What `as_text` made a cell from."""
+    return cell[1:] if cell.startswith("'") and FORMULA.match(cell) else cell
 
 
 def number_of(count: int, one: str, many: str = "") -> str:
