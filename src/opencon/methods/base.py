@@ -27,6 +27,7 @@ class Task:
     num_classes: int  # seen + novel: how many to look for
     labeled_ratio: float  # share of the seen classes' images that are labeled
     num_images: int  # M, of the training set
+    is_counted: bool = False  # whether num_classes is an estimate
 
 
 @dataclass(frozen=True)

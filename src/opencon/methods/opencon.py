@@ -16,7 +16,7 @@ from torch import Tensor
 from opencon.config import AugmentConfig, MethodConfig
 from opencon.encoders import Embedder
 from opencon.errors import require
-from opencon.losses.balance import kl_to_prior
+from opencon.losses.balance import SMALLEST_PROBABILITY, kl_to_prior
 from opencon.losses.contrastive import contrast_within
 from opencon.methods.base import (
     Assignment,
@@ -32,8 +32,10 @@ from opencon.methods.base import (
 )
 from opencon.methods.schedule import usual
 from opencon.prototypes import LOGIT_SCALE, SeenScore, ema_update, novelty_threshold, random_prototypes, seen_score
+from opencon.prototypes.correction import correct
 from opencon.runtime import has_triton
 
+FARTHER_THAN_ANY = -2.0  # a cosine that no row has
 SIMCLR_CROP = (0.08, 1.0)  # SimCLR's crop keeps 8 % of the area at least; the released OpenCon code keeps 20 %
 
 
@@ -56,6 +58,10 @@ class OpenConConfig(MethodConfig):
     momentum: float = 0.9  # gamma, paper, appendix I
     percentile: float = 70.0  # p: this share of the labeled lies above the novelty threshold
     labeled_loss: Literal["labeled", "known"] = "labeled"  # L_l, or L_known of appendix E, which adds D_u \ D_n
+    # Ours: whether prototypes that are too many go and one that is two splits, see `prototypes.correction`. Released: never.
+    # None: where the number of classes is an estimate (split.num_classes=auto).
+    correct: bool | None = None
+    correct_every: int = 5  # epochs between two corrections
 
     ramp_epochs: int = 100  # epochs over which weight_novel grows from 0; paper: 0
     seen_score: SeenScore = "standardized"  # paper: cosine
@@ -107,6 +113,7 @@ class OpenCon(Method[OpenConConfig]):
     novel_weight: Tensor  # scalar on the device: the ramp must reach a captured step
     epoch_threshold: Tensor  # scalar, for threshold_from = "labeled_set"
     is_started: Tensor  # scalar bool: `start_from` has been called
+    live: Tensor  # (C,) bool: prototypes that count; all of them unless they are corrected
 
     def __init__(self, config: OpenConConfig, task: Task, embedder: Embedder) -> None:
         super().__init__(config, task, embedder)
@@ -115,6 +122,8 @@ class OpenCon(Method[OpenConConfig]):
         self.register_buffer("novel_weight", torch.tensor(0.0 if config.ramp_epochs else config.weight_novel))
         self.register_buffer("epoch_threshold", torch.tensor(float("-inf")))
         self.register_buffer("is_started", torch.tensor(False))
+        self.register_buffer("live", torch.ones(task.num_classes, dtype=torch.bool))
+        self.corrects = task.is_counted if config.correct is None else config.correct
 
     @classmethod
     def schedule(cls, kind: Kind, variant: Variant = "released") -> Schedule:
@@ -135,7 +144,9 @@ class OpenCon(Method[OpenConConfig]):
         return usual(method, kind, augment=large, **lr)
 
     def _load_from_state_dict(self, state: dict[str, Any], prefix: str, *args: Any) -> None:
-        state.setdefault(f"{prefix}is_started", torch.tensor(False))  # checkpoints from before there was `start_from`
+        # Checkpoints from before there was `start_from`, or a correction.
+        state.setdefault(f"{prefix}is_started", torch.tensor(False))
+        state.setdefault(f"{prefix}live", torch.ones(self.task.num_classes, dtype=torch.bool))
         super()._load_from_state_dict(state, prefix, *args)
 
     @torch.no_grad()
@@ -157,12 +168,34 @@ class OpenCon(Method[OpenConConfig]):
         ramps = c.ramp_epochs and not bool(self.is_started)  # host sync: once an epoch
         ramp = min(1.0, epoch.index / c.ramp_epochs) if ramps else 1.0
         self.novel_weight.fill_(c.weight_novel * ramp)
+        if self.corrects and epoch.index and epoch.index % c.correct_every == 0:
+            self._correct(epoch)
         if c.threshold_from == "labeled_set":
             self.epoch_threshold.copy_(self._threshold(epoch.features()))
 
+    @torch.no_grad()
+    def _correct(self, epoch: Epoch) -> None:
+        """Drop, merge and split prototypes; the prior is spread over those that are left."""
+        bank = epoch.features()
+        found = correct(self.prototypes, self.live, bank.z, bank.labels, num_seen=self.task.num_seen)
+        self.prototypes.copy_(found.prototypes)
+        self.live.copy_(found.live)
+        shares = torch.where(self.live, class_prior(self.config.prior, self.task).to(self.prior), 0.0)
+        self.prior.copy_((shares / shares.sum()).clamp(min=SMALLEST_PROBABILITY))
+        print(epoch.index, int(found.live.sum()), found.gone, found.merged, found.split)
+
+    def _cosine(self, z: Tensor) -> Tensor:
+        """(..., D) -> (..., C); that of a prototype which does not count is below all others."""
+        cosine = z @ self.prototypes.T
+        return torch.where(self.live, cosine, FARTHER_THAN_ANY) if self.corrects else cosine
+
+    def _seen_score(self, cosine: Tensor) -> Tensor:
+        live = self.live if self.corrects else None
+        return seen_score(cosine, num_seen=self.task.num_seen, form=self.config.seen_score, live=live)
+
     def step(self, batch: Batch) -> StepOutput:
         """The weighted sum of L_n, L_l, L_u and the prior term."""
-        c, L, S = self.config, batch.num_labeled, self.task.num_seen
+        c, L = self.config, batch.num_labeled
         V, B = len(batch.views), len(batch.labels)
         assert L > 0, "a batch without labeled images has no novelty threshold"
         z = self.embedder.embed_views(batch.views)  # (N, D)
@@ -170,8 +203,8 @@ class OpenCon(Method[OpenConConfig]):
 
         with torch.no_grad():  # pseudo-labels and novelty, by the prototypes before this step
             decider = views[:1] if c.decide_on == "first_view" else views
-            cosine = decider @ self.prototypes.T  # (1 or V, B, C)
-            score = seen_score(cosine.flatten(0, 1), num_seen=S, form=c.seen_score).view(-1, B)
+            cosine = self._cosine(decider)  # (1 or V, B, C)
+            score = self._seen_score(cosine.flatten(0, 1)).view(-1, B)
             threshold = (
                 self.epoch_threshold
                 if c.threshold_from == "labeled_set"
@@ -203,7 +236,10 @@ class OpenCon(Method[OpenConConfig]):
         loss_u = contrast_within(z_u, *who, temperature=c.temperature_unlabeled)
 
         first = views[0, L:] if c.prior_over == "unlabeled" else views[0]
-        loss_prior = kl_to_prior(LOGIT_SCALE * first @ self.prototypes.T, self.prior)
+        logits = LOGIT_SCALE * first @ self.prototypes.T
+        if self.corrects:
+            logits = torch.where(self.live, logits, float("-inf"))
+        loss_prior = kl_to_prior(logits, self.prior)
 
         loss = (
             self.novel_weight * loss_n
@@ -225,7 +261,7 @@ class OpenCon(Method[OpenConConfig]):
         c, L, S = self.config, batch.num_labeled, self.task.num_seen
         if c.update_views == "first":
             views, novel = views[:1], novel[:1]
-        cosine = views[:, L:] @ self.prototypes.T  # (v, B - L, C)
+        cosine = self._cosine(views[:, L:])  # (v, B - L, C)
         if c.prototype_members == "novel_argmax":
             nearest = cosine.argmax(dim=2)
             target = torch.where(nearest >= S, nearest, -1)
@@ -248,11 +284,11 @@ class OpenCon(Method[OpenConConfig]):
     @torch.no_grad()
     def assign(self, bank: FeatureBank) -> Assignment:
         """The nearest prototype; probabilities from 10 * cosine; novelty is minus the seen score."""
-        cosine = bank.z @ self.prototypes.T  # (M, C)
-        score = seen_score(cosine, num_seen=self.task.num_seen, form=self.config.seen_score)
+        cosine = self._cosine(bank.z)  # (M, C)
+        score = self._seen_score(cosine)
         return Assignment(
             classes=cosine.argmax(dim=1),
-            p=(LOGIT_SCALE * cosine).softmax(dim=1),
+            p=torch.where(self.live, LOGIT_SCALE * cosine, float("-inf")).softmax(dim=1),
             seen_logits=LOGIT_SCALE * cosine[:, : self.task.num_seen],
             novelty=-score,
             novelty_threshold=-self._threshold(bank),
@@ -264,7 +300,7 @@ class OpenCon(Method[OpenConConfig]):
         labeled = bank.z[bank.labels >= 0]  # host sync: once an epoch at most
         if len(labeled) == 0:
             return torch.tensor(float("nan"))
-        score = seen_score(labeled @ self.prototypes.T, num_seen=self.task.num_seen, form=self.config.seen_score)
+        score = self._seen_score(self._cosine(labeled))
         return novelty_threshold(score, percentile=self.config.percentile)
 
 
