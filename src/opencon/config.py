@@ -32,6 +32,11 @@ class DataConfig:
 
     name: str  # a data set by name, or "folder" / "list" for your own files
     root: str | None = None  # where its files lie; None: ~/.cache/opencon
+    unlabeled: str | None = None  # with "folder": another folder, of images without a label
+    truth: str | None = None  # their classes, to measure with: "folders" (its sub-folders), or a table file,class
+    test: str | None = (
+        None  # with "folder" and "list": held-out images, a folder with a sub-folder per class, or a list
+    )
     image_size: int | None = None  # side in pixels at which photos are stored; digits and CIFAR have their own
     # Photos in files: images that take more than this (1e9 bytes) are read from their files while training; 0: always.
     memory_gb: float | None = None  # None: half of the memory of the machine or of its GPU, whichever is smaller
@@ -40,21 +45,38 @@ class DataConfig:
         size, gb = self.image_size, self.memory_gb
         require(size is None or size >= 8, f"data.image_size = {size} must be at least 8 pixels.")
         require(gb is None or 0 <= gb < float("inf"), f"data.memory_gb = {gb} must be a number of GB, 0 or more.")
+        for key, names in (("unlabeled", ("folder",)), ("truth", ("folder",)), ("test", ("folder", "list"))):
+            value = getattr(self, key)
+            require(
+                value is None or self.name in names,
+                f"data.{key} = {value!r} is for data.name = {' or '.join(names)}, not for {self.name!r}. Leave it out.",
+            )
+        require(
+            self.truth is None or self.unlabeled is not None,
+            f"data.truth = {self.truth!r} says the classes of data.unlabeled (--unlabeled), and there is none.",
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
 class SplitConfig:
     """Which classes have labels, and how many of their images."""
 
-    num_seen: int  # classes that have labels: the first ones in class order
+    num_seen: int | None = None  # classes that have labels, the first ones in class order; None: as the data says
+    seen_classes: tuple[str, ...] = ()  # their names, instead of their number
     num_classes: int | None = None  # classes to look for, seen + novel; None: as many as the data has
     labeled_ratio: float = 0.5  # chance of an image of a seen class to keep its label
+    held_out: float = 0.1  # where the data itself gives labels: the share of them that is kept back, to measure with
     seed: int = 0  # fixes the split only, not the training
 
     def __post_init__(self) -> None:
-        require(self.num_seen >= 1, f"split.num_seen = {self.num_seen} must be at least 1.")
+        if self.seen_classes:
+            twice = next((name for name in self.seen_classes if self.seen_classes.count(name) > 1), None)
+            require(twice is None, f"split.seen_classes names {twice!r} twice.")
+            object.__setattr__(self, "num_seen", len(self.seen_classes))
+        require(self.num_seen is None or self.num_seen >= 1, f"split.num_seen = {self.num_seen} must be at least 1.")
+        require(0 <= self.held_out < 1, f"split.held_out = {self.held_out} must be at least 0 and below 1.")
         require(
-            self.num_classes is None or self.num_seen < self.num_classes,
+            self.num_classes is None or self.num_seen is None or self.num_seen < self.num_classes,
             f"split.num_seen = {self.num_seen} leaves no novel class among split.num_classes = {self.num_classes}. "
             f"Lower num_seen, or raise num_classes.",
         )
@@ -123,7 +145,7 @@ class EncoderConfig:
     """The network, the weights it starts from, and which part of it learns."""
 
     name: str
-    weights: str | None = None  # a file; None: random
+    weights: str | None = None  # a file; "installed": those that come with the encoder; None: random
     train_from: str = "all"  # first stage that learns: a stage name, "all" or "head"
     frozen_norm: FrozenNorm = "batch"  # statistics of frozen batch norms; released: batch
     fold_frozen: bool = True  # without batch statistics: frozen batch norms folded into the convolutions before them
@@ -308,6 +330,18 @@ def with_settings(config: C, settings: Iterable[str]) -> C:
     return from_dict(type(config), data, method=type(method) if method is not None else None)
 
 
+def with_defaults(data: Mapping[str, Any], cls: Any = RunConfig) -> dict[str, Any]:
+    """Plain data and the default of every setting that it lacks: a run from before there was a setting had its default."""
+    out, hints = dict(data), typing.get_type_hints(cls)
+    for f in dataclasses.fields(cls):
+        inner = hints[f.name]
+        if f.name in out and dataclasses.is_dataclass(inner) and inner is not MethodConfig:
+            out[f.name] = with_defaults(out[f.name], inner) if isinstance(out[f.name], Mapping) else out[f.name]
+        elif f.name not in out and f.default is not dataclasses.MISSING:
+            out[f.name] = list(f.default) if isinstance(f.default, tuple) else f.default
+    return out
+
+
 def differences(old: Mapping[str, Any], new: Mapping[str, Any], at: str = "") -> dict[str, tuple[Any, Any]]:
     """Every leaf at which two nested configs differ: dotted key to (old value, new value)."""
     out: dict[str, tuple[Any, Any]] = {}
@@ -344,6 +378,10 @@ def _convert(value: Any, hint: Any, at: str) -> Any:
         require(value in args, f"{at} = {value!r} must be one of {', '.join(map(repr, args))}.")
         return value
     if origin is tuple:
+        if args[0] is str:  # names, which may be numbers, too
+            if isinstance(value, (str, int)):
+                value = [part.strip() for part in str(value).split(",") if part.strip()]
+            value = [str(part) if type(part) is int else part for part in value]
         if isinstance(value, str):
             value = [_parse(part.strip()) for part in value.strip("()[] ").split(",") if part.strip()]
         require(isinstance(value, (list, tuple)), f"{at} = {value!r} must be a list.")

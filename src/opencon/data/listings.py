@@ -23,9 +23,17 @@ class Listing:
     """Image files with their classes, not yet opened."""
 
     paths: tuple[Path, ...]
-    classes: tuple[int, ...]
+    classes: tuple[int, ...]  # -1: nobody says which
     class_names: tuple[str, ...]
     problems: tuple[str, ...] = ()
+    # Which images carry a label, where the files say so; their classes come first. None: the split draws them.
+    given: tuple[bool, ...] | None = None
+
+    @property
+    def num_given(self) -> int:
+        """Classes of which the files give labels."""
+        given = self.given or ()
+        return len({c for c, is_given in zip(self.classes, given, strict=False) if is_given})
 
 
 def printable(path: Path) -> str:

@@ -13,7 +13,7 @@ import safetensors
 import torch
 from torch import nn
 
-from opencon.encoders import ENCODERS
+from opencon.encoders import ENCODERS, encoder_entry
 from opencon.encoders.base import Encoder
 from opencon.encoders.timm import PREFIX, timm_encoder
 from opencon.encoders.weights import load_weights
@@ -77,11 +77,11 @@ def _from_run(path: Path, image_size: int | None) -> PretrainedEncoder:
             shapes = {key: file.get_slice(key).get_shape() for key in file.keys()}  # noqa: SIM118 (no mapping)
     except (OSError, safetensors.SafetensorError) as err:
         raise DataError(f"the encoder {path} cannot be read ({err}). Give the folder of a finished run.") from err
-    if name not in ENCODERS:
+    if name not in ENCODERS and not name.startswith(PREFIX):
         raise DataError(
             f"{path} does not say which encoder it holds. Give the {RUN_FILE} that `opencon train` or `pretrain` wrote."
         )
-    entry, config = ENCODERS[name], _config_beside(path)
+    entry, config = encoder_entry(name), _config_beside(path)
     own, data, augment = (config.get(section) or {} for section in ("encoder", "data", "augment"))
     in_channels, size = 3, augment.get("size") or data.get("image_size") or entry.image_size
     if name == "convnet":  # the one network whose shape depends on the images: a stage for each doubling of the side

@@ -67,21 +67,23 @@ def evaluate_run(
     return record
 
 
-def further_measures(bench: Workbench, names: Sequence[str]) -> dict[str, Any]:
+def further_measures(
+    names: Sequence[str], bench: Workbench, bank: FeatureBank, assignment: Assignment
+) -> dict[str, Any]:
     """Further measures of a trained run, by name: "novelty", or "count:" and one of COUNTERS."""
-    unknown = [name for name in names if name not in FURTHER]
-    require(not unknown, f"unknown measure {', '.join(unknown)}. Known: {', '.join(FURTHER)}.")
-    if not names:
-        return {}
-    how = bench.config.eval
-    _, bank, assignment = bench.score(how.on, how.protocol)
     record: dict[str, Any] = {}
     if "novelty" in names:
-        record["novelty"] = novelty_scores(bench, bank, assignment, how.on)
+        record["novelty"] = novelty_scores(bench, bank, assignment, bench.config.eval.on)
     for name in names:
         if name.startswith(COUNT):
             record[name] = class_count(bench, bank, name.removeprefix(COUNT))["num_classes"]
     return record
+
+
+def check_measures(names: Sequence[str]) -> None:
+    """Refuse names that `further_measures` does not know."""
+    unknown = [name for name in names if name not in FURTHER]
+    require(not unknown, f"unknown measure {', '.join(unknown)}. Known: {', '.join(FURTHER)}.")
 
 
 def novelty_scores(

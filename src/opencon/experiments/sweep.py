@@ -28,6 +28,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,11 +37,12 @@ import torch
 from opencon.config import RunConfig, to_dict, with_settings
 from opencon.data.benchmarks import Dataset, dataset_info, load_dataset
 from opencon.errors import ConfigError, OpenConError, RunError, require
+from opencon.experiments.callbacks import Callbacks
 from opencon.experiments.compare import experiment
-from opencon.experiments.evaluate import further_measures
+from opencon.experiments.evaluate import check_measures, further_measures
 from opencon.experiments.plan import check_fits
 from opencon.experiments.recipes import get_recipe
-from opencon.experiments.train import Callbacks, train
+from opencon.experiments.train import train
 from opencon.runtime import environment
 from opencon.training.run_folder import RunFolder
 
@@ -95,6 +97,7 @@ def cross(
     also: Sequence[str] = (),
 ) -> list[Cell]:
     """Every recipe with every value of every KEY=a,b,c and every seed; seed by seed, so that a part is a whole table."""
+    check_measures(also)
     axes = [_axis(text) for text in vary]
     keys = [key for key, _ in axes]
     require(len(set(keys)) == len(keys), f"--vary names a setting twice: {', '.join(keys)}.")
@@ -317,7 +320,7 @@ def run_cell(
             device,
             callbacks=watched,
             dataset=lambda: shelf.get(config),
-            measure=lambda bench: further_measures(bench, cell.also),
+            measure=partial(further_measures, cell.also),
         )
     except (
         OpenConError,

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,25 +14,19 @@ from torch import Tensor
 from opencon.config import RunConfig, to_dict
 from opencon.data.benchmarks import Dataset
 from opencon.data.split import Split
-from opencon.experiments.keeper import Keeper, tensorboard_writer
+from opencon.experiments.callbacks import Callback, Callbacks, Training, prepared
+from opencon.experiments.keeper import Keeper
 from opencon.experiments.workbench import Workbench, build_loader, prepare, without_weights
+from opencon.methods import Assignment, FeatureBank
 from opencon.runtime import environment
 from opencon.training.optimizer import build_optimizer
 from opencon.training.run_folder import RunFolder
 from opencon.training.trainer import fit
 
+Scored = tuple[dict[str, Any], FeatureBank, Assignment]  # what `Workbench.score` gives
+Measure = Callable[[Workbench, FeatureBank, Assignment], Mapping[str, Any]]
 MOST_PROBLEMS = 10  # files set aside that are named one by one
 MEASURED_STEPS = 50  # ours: of two views each, so that statistics scatter ten times less than a batch's
-
-
-@dataclass(frozen=True)
-class Callbacks:
-    """What a run tells the outside: a line of text, progress in steps, the record of an epoch."""
-
-    say: Callable[[str], None] = lambda text: None
-    started: Callable[[int, int, int], None] = lambda first_epoch, num_epochs, steps: None
-    stepped: Callable[[int, int], None] = lambda epoch, steps: None
-    epoch_done: Callable[[dict[str, Any]], None] = lambda record: None
 
 
 def train(
@@ -42,39 +35,43 @@ def train(
     device: torch.device,
     *,
     callbacks: Callbacks = Callbacks(),  # noqa: B008 (frozen)
+    watchers: Sequence[Callback] = (),
     download: bool = False,
-    tensorboard: bool = False,
     dataset: Callable[[], Dataset] | None = None,
-    measure: Callable[[Workbench], Mapping[str, Any]] = lambda bench: {},
+    measure: Measure = lambda bench, bank, assignment: {},
 ) -> dict[str, Any]:
     """Train into the folder `out`, or resume the run in it. Returns the final record, which is also in result.json.
 
     `dataset` gives images that are loaded already. What `measure` finds out about the trained run joins the record.
     """
     start = time.perf_counter()
-    make_writer = tensorboard_writer() if tensorboard else None  # before anything is written: the extra may be missing
-    folder = RunFolder.open_for_training(out, to_dict(config))
-    if folder.has("result.json"):
-        callbacks.say(f"{out} is finished already; this is its result.")
-        return folder.read_json("result.json")
-    has_started = folder.has("config.json")
-    split = Split.from_json(folder.read_json("split.json")) if has_started else None
-    # A checkpoint holds all weights: the file they started from is no longer needed.
-    base = without_weights(config) if folder.checkpoint.exists() else config
-    bench = prepare(base, device, split=split, download=download, dataset=dataset)
-    announce(bench, callbacks.say)
-    if not has_started:  # config.json last: it makes the folder a run
-        folder.write_json("split.json", bench.split.to_json())
-        folder.write_json("environment.json", environment(device))
-        folder.write_json("config.json", to_dict(config))
-    if config.train.epochs == 0:
-        record = score_start(folder, config, bench)
-        return finish(folder, bench, {**record, **measure(bench)}, start)
-    writer = make_writer(str(out / "tensorboard")) if make_writer else None
-    train_epochs(folder, config, bench, callbacks, writer)
-    if writer is not None:
-        writer.close()
-    return finish(folder, bench, {**folder.read_metrics()[-1], **measure(bench)}, start)
+    with prepared(watchers):  # before anything is written: an extra may be missing
+        folder = RunFolder.open_for_training(out, to_dict(config))
+        if folder.has("result.json"):
+            callbacks.say(f"{out} is finished already; this is its result.")
+            return folder.read_json("result.json")
+        has_started = folder.has("config.json")
+        split = Split.from_json(folder.read_json("split.json")) if has_started else None
+        # A checkpoint holds all weights: the file they started from is no longer needed.
+        base = without_weights(config) if folder.checkpoint.exists() else config
+        bench = prepare(base, device, split=split, download=download, dataset=dataset)
+        announce(bench, callbacks.say)
+        if not has_started:  # config.json last: it makes the folder a run
+            folder.write_json("split.json", bench.split.to_json())
+            folder.write_json("environment.json", environment(device))
+            folder.write_json("config.json", to_dict(config))
+        training = Training(config, out, bench.method, None, 0)
+        if config.train.epochs == 0:
+            scored = score_start(folder, config, bench)
+        else:
+            last = train_epochs(folder, config, bench, callbacks, watchers, training)
+            scored = last or bench.score(config.eval.on, config.eval.protocol)
+            scored = (folder.read_metrics()[-1], *scored[1:])
+        record = scored[0] | dict(measure(bench, *scored[1:]))
+        result = finish(folder, bench, (record, *scored[1:]), start)
+        for watcher in watchers:
+            watcher.finished(training, result)
+        return result
 
 
 def announce(bench: Workbench, say: Callable[[str], None]) -> None:
@@ -91,16 +88,23 @@ def announce(bench: Workbench, say: Callable[[str], None]) -> None:
         say(f"... and {len(problems) - MOST_PROBLEMS} more files were set aside.")
 
 
-def score_start(folder: RunFolder, config: RunConfig, bench: Workbench) -> dict[str, Any]:
-    """The record of a run without epochs."""
+def score_start(folder: RunFolder, config: RunConfig, bench: Workbench) -> Scored:
+    """The score of a run without epochs."""
     if folder.checkpoint.exists():
         bench.method.load_state_dict(folder.load_checkpoint(to_dict(config))["method"])
     bench.method.embedder.fold_frozen()  # as in training
-    return bench.score(config.eval.on, config.eval.protocol)[0]
+    return bench.score(config.eval.on, config.eval.protocol)
 
 
-def train_epochs(folder: RunFolder, config: RunConfig, bench: Workbench, callbacks: Callbacks, writer: Any) -> None:
-    """Train from the checkpoint, or from the start, to the last epoch; `writer` is TensorBoard's, or None.
+def train_epochs(
+    folder: RunFolder,
+    config: RunConfig,
+    bench: Workbench,
+    callbacks: Callbacks,
+    watchers: Sequence[Callback],
+    training: Training,
+) -> Scored | None:
+    """Train from the checkpoint, or from the start, to the last epoch. Returns its score; None if it was done already.
 
     `config` is that of the run; that of the bench may lack the weights file.
     """
@@ -108,14 +112,24 @@ def train_epochs(folder: RunFolder, config: RunConfig, bench: Workbench, callbac
     optimizer = build_optimizer(bench.method, config.train)
     scaler = torch.amp.GradScaler(bench.device.type, enabled=config.train.precision == "fp16")
     keeper = Keeper(folder, config, bench.method, optimizer, scaler)
+    training.optimizer, training.num_steps = optimizer, len(loader)
+    last: list[Scored] = []
+
+    def score() -> dict[str, Any]:
+        last[:] = [bench.score(config.eval.on, config.eval.protocol)]
+        return last[0][0]
+
+    def on_step(epoch: int, steps: int) -> None:
+        callbacks.stepped(epoch, steps)
+        for watcher in watchers:
+            watcher.stepped(training, epoch, steps)
 
     def on_epoch(epoch: int, means: dict[str, float]) -> None:
-        record = keeper.epoch_done(epoch, means, lambda: bench.score(config.eval.on, config.eval.protocol)[0])
-        if writer is not None:
-            for name, value in record.items():
-                if isinstance(value, float) and math.isfinite(value):
-                    writer.add_scalar(name, value, epoch)
-        callbacks.epoch_done(record)
+        last.clear()
+        training.record = keeper.epoch_done(epoch, means, score)
+        for watcher in watchers:
+            watcher.epoch_done(training, training.record)
+        callbacks.epoch_done(training.record)
 
     with keeper:
         first_epoch = keeper.resume()
@@ -125,7 +139,10 @@ def train_epochs(folder: RunFolder, config: RunConfig, bench: Workbench, callbac
             bench.method.embedder.measure_frozen(loader.first_views(MEASURED_STEPS))
         bench.method.embedder.fold_frozen()
         torch.backends.cudnn.benchmark = True  # shapes never change, so trying out convolution algorithms once pays
+        training.first_epoch = first_epoch
         callbacks.started(first_epoch, config.train.epochs, len(loader))
+        for watcher in watchers:
+            watcher.started(training)
         fit(
             bench.method,
             optimizer,
@@ -134,14 +151,16 @@ def train_epochs(folder: RunFolder, config: RunConfig, bench: Workbench, callbac
             features=bench.bank,
             scaler=scaler,
             first_epoch=first_epoch,
-            on_step=callbacks.stepped,
+            on_step=on_step,
             on_epoch=on_epoch,
         )
+    return last[0] if last else None
 
 
-def finish(folder: RunFolder, bench: Workbench, record: Mapping[str, Any], start: float) -> dict[str, Any]:
-    """Write the encoder and the result, which makes the run a finished one."""
-    config, result = bench.config, dict(record) | {"total_seconds": time.perf_counter() - start}
+def finish(folder: RunFolder, bench: Workbench, scored: Scored, start: float) -> dict[str, Any]:
+    """Write the encoder, the classes and the result, which makes the run a finished one."""
+    config, (record, bank, assignment) = bench.config, scored
+    result = dict(record) | {"total_seconds": time.perf_counter() - start}
     if config.train.epochs == 0:
         folder.save_checkpoint({"config": to_dict(config), "epochs_done": 0, "method": bench.method.state_dict()})
     metadata = {"encoder": config.encoder.name, "method": config.method.name, "data": config.data.name}

@@ -10,22 +10,27 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from opencon.config import AugmentConfig, EvaluationSet, Protocol, RunConfig, with_settings
+from opencon.counting.tree import estimate_classes
 from opencon.data.augment import Augment, plain_view
 from opencon.data.benchmarks import Dataset, dataset_info, load_dataset
 from opencon.data.loader import TwoStreamLoader
 from opencon.data.split import Split, batch_shares, make_split
 from opencon.data.streaming import Images
-from opencon.encoders import build_embedder
+from opencon.encoders import Embedder, build_embedder
 from opencon.experiments.plan import check_fits
 from opencon.experiments.recipes import run_config
 from opencon.methods import METHODS, Assignment, FeatureBank, Method, Task
-from opencon.metrics import evaluate, knn_accuracy
-from opencon.runtime import seeded
+from opencon.metrics import classes_in_use, evaluate, knn_accuracy, open_world_accuracy
+from opencon.runtime import generator, seeded
 from opencon.training.embedding import BATCH, embed_images
 from opencon.training.run_folder import RunFolder
+
+NEIGHBORS = 20  # that vote on the class of an image, where a method uses no labels; see `knn_accuracy`
+OTHER_VIEW = 3  # purpose of the random stream of `stability`, apart from those of the loader
 
 
 @dataclass(frozen=True)
@@ -39,56 +44,107 @@ class Workbench:
     device: torch.device
     images: Images  # training images on the device, uint8, or streamed to it
     labels: Tensor  # (M,) what the method may know: the class of a labeled image, -1 for an unlabeled one
-    view: Callable[[Tensor], Tensor]  # for evaluation
 
     def bank(self) -> FeatureBank:
         """The training images, embedded."""
         return FeatureBank(self.embed(self.images), self.labels)
 
-    def embed(self, images: Images) -> Tensor:
+    @property
+    def size(self) -> int:
+        """Side of a full view."""
+        return int(self.config.augment.size or self.images.shape[-1])
+
+    def view(self, images: Tensor) -> Tensor:
+        """Images for evaluation: as they are, at the size of a view."""
+        return plain_view(images, self.size)
+
+    def embed(self, images: Images, view: Callable[[Tensor], Tensor] | None = None) -> Tensor:
         """(M, D), in order. Streamed images come in the chunks that `embed_images` would cut."""
-        rows = partial(embed_images, self.method, self.method.embed, view=self.view)
+        rows = partial(embed_images, self.method, self.method.embed, view=view or self.view)
         if isinstance(images, Tensor):
             return rows(images)
         with closing(images.in_order(BATCH)) as chunks:
             return torch.cat([rows(chunk) for chunk in chunks])
 
     def judged(self, on: EvaluationSet) -> tuple[Tensor, Tensor]:
-        """The rows of the bank in `score` that are judged, and their true classes."""
+        """The rows of the bank in `score` that are judged, and their true classes. Images of unknown class are not."""
         if on == "test":
             truth = self.dataset.held_out().classes
-            return len(self.labels) + torch.arange(len(truth)), truth
-        return self.split.unlabeled, self.dataset.train.classes[self.split.unlabeled]
+            rows = len(self.labels) + torch.arange(len(truth))
+        else:
+            rows, truth = self.split.unlabeled, self.dataset.train.classes[self.split.unlabeled]
+        return rows[truth >= 0], truth[truth >= 0]
+
+    @property
+    def kept_back(self) -> Tensor:
+        """Images whose label was given but kept back, to measure with."""
+        given = self.dataset.train.given
+        return torch.empty(0, dtype=torch.int64) if given is None else self.split.unlabeled[given[self.split.unlabeled]]
+
+    def knows_novel(self, on: EvaluationSet) -> bool:
+        """Whether the true class is known of images that no label was kept back from, so that accuracy can be measured."""
+        return on == "test" or len(self.judged(on)[0]) > len(self.kept_back)
 
     def score(self, on: EvaluationSet, protocol: Protocol) -> tuple[dict[str, Any], FeatureBank, Assignment]:
-        """Embed, assign and compare with the true classes: the record, and what it was made from."""
-        if not self.config.method.uses_labels:
-            bank, truth = self.bank(), self.dataset.train.classes
-            record: dict[str, Any] = {
-                "on": "train",
-                "seed": self.config.train.seed,
-                "num_images": len(truth),
-                "knn20": knn_accuracy(bank.z, truth),
-            }
-            return record, bank, Assignment(torch.full_like(self.labels, -1))
+        """Embed, assign and compare with the true classes: the record, and what it was made from.
+
+        Where the classes of unlabeled images are unknown, the record says what can be said without them.
+        """
         bank = self.bank()
+        if not self.config.method.uses_labels:
+            return self._neighbors(bank), bank, Assignment(torch.full_like(self.labels, -1))
         if on == "test":  # test images come after the training images: a method may need the labeled ones
             z = self.embed(self.dataset.held_out().images.to(self.device))
             unknown = torch.full((len(z),), -1, device=self.device)
             bank = FeatureBank(torch.cat([bank.z, z]), torch.cat([bank.labels, unknown]))
         assignment = self.method.assign(bank)
-        rows, truth = self.judged(on)
-        novelty = assignment.novelty.cpu()[rows].numpy() if assignment.novelty is not None else None
-        record = evaluate(
-            assignment.classes.cpu()[rows].numpy(),
-            truth.numpy(),
-            num_seen=self.split.num_seen,
-            num_classes=self.split.num_classes,
-            protocol=protocol,
-            on=on,
-            novelty=novelty,
-        )
+        classes = assignment.classes.cpu()
+        if self.knows_novel(on):
+            rows, truth = self.judged(on)
+            record = evaluate(
+                classes[rows].numpy(),
+                truth.numpy(),
+                num_seen=self.split.num_seen,
+                num_classes=self.split.num_classes,
+                protocol=protocol,
+                on=on,
+                novelty=assignment.novelty.cpu()[rows].numpy() if assignment.novelty is not None else None,
+            )
+        else:
+            record = {"on": on, "num_images": len(self.split.unlabeled), "num_known": 0}
+            record["classes_in_use"] = classes_in_use(classes[self.split.unlabeled], self.split.num_classes)
+            record["stability"] = self.stability(classes)
+        if len(self.kept_back):
+            right = classes[self.kept_back] == self.dataset.train.classes[self.kept_back]
+            record |= {"held_out": float(right.float().mean()), "num_held_out": len(right)}
         return record | {"seed": self.config.train.seed}, bank, assignment
+
+    def _neighbors(self, bank: FeatureBank) -> dict[str, Any]:
+        """The record of a method that uses no labels: do the neighbors of an image show the same class?"""
+        truth = self.dataset.train.classes
+        rows = (truth >= 0).nonzero().flatten()
+        record: dict[str, Any] = {"on": "train", "seed": self.config.train.seed, "num_images": len(rows)}
+        if len(rows) > NEIGHBORS:
+            z = bank.z if len(rows) == len(truth) else bank.z[rows.to(bank.z.device)]
+            record["knn20"] = knn_accuracy(z, truth[rows], k=NEIGHBORS)
+        return record
+
+    def stability(self, classes: Tensor) -> float:
+        """Share of the unlabeled images that stay in their group when a random view takes the place of each image.
+
+        Groups are matched one to one, because a method that clusters numbers them anew. Without any truth it tells groups
+        that the images themselves suggest from arbitrary ones.
+        """
+        draw = generator(self.device, self.config.train.seed, 0, OTHER_VIEW)
+        augment = Augment(self.config.augment, image_size=self.size, channels=self.images.shape[1])
+
+        def view(images: Tensor) -> Tensor:
+            return augment.apply(images, augment.draw(len(images), tuple(images.shape[-2:]), draw))
+
+        other = self.method.assign(FeatureBank(self.embed(self.images, view), self.labels)).classes.cpu()
+        rows = self.split.unlabeled
+        same = open_world_accuracy(other[rows].numpy(), classes[rows].numpy(), num_seen=0, protocol="gcd")
+        return same.all
 
 
 def prepare(
@@ -108,25 +164,16 @@ def prepare(
 
 def assemble(config: RunConfig, dataset: Dataset, device: torch.device, *, split: Split | None = None) -> Workbench:
     """Split a data set, unless `split` is given, and build the method on the device."""
+    if config.split.seen_classes:
+        dataset = dataset.seen_first(config.split.seen_classes)
     train = dataset.train
-    split = split or make_split(train.classes, config.split, num_data_classes=dataset.info.num_classes)
+    split = split or split_of(config, dataset, device)
     labels = split.visible_labels(train.classes)
     if not config.method.uses_labels:
         labels = torch.full_like(labels, -1)
+    task = Task(split.num_seen, split.num_classes, split.labeled_ratio, len(train))
     size = config.augment.size or train.images.shape[-1]
-    with seeded(config.train.seed):
-        embedder = build_embedder(
-            config.encoder,
-            in_channels=train.images.shape[1],
-            image_size=size,
-            precision=config.train.precision,
-            projects=config.method.projects,
-        )
-        task = Task(split.num_seen, split.num_classes, split.labeled_ratio, len(train))
-        method = METHODS[config.method.name].build(config.method, task, embedder)
-    method.kernels = config.train.kernels
-    if method.kernels and not method.differentiates_twice:
-        embedder.encoder.fuse()
+    method = build_method(config, task, in_channels=train.images.shape[1], image_size=size)
     return Workbench(
         config,
         dataset,
@@ -135,14 +182,68 @@ def assemble(config: RunConfig, dataset: Dataset, device: torch.device, *, split
         device,
         train.images.to(device),
         labels.to(device),
-        partial(plain_view, image_size=size),
     )
+
+
+def build_method(config: RunConfig, task: Task, *, in_channels: int, image_size: int) -> Method[Any]:
+    """The method of a run with the weights it starts from, on the CPU."""
+    with seeded(config.train.seed):
+        embedder = start_embedder(config, in_channels, image_size)
+        method = METHODS[config.method.name].build(config.method, task, embedder)
+    method.kernels = config.train.kernels
+    if method.kernels and not method.differentiates_twice:
+        embedder.encoder.fuse()
+    return method
+
+
+def start_embedder(config: RunConfig, in_channels: int, image_size: int) -> Embedder:
+    """The network that a run starts from; random weights come from torch's default generator."""
+    return build_embedder(
+        config.encoder,
+        in_channels=in_channels,
+        image_size=image_size,
+        precision=config.train.precision,
+        projects=config.method.projects,
+    )
+
+
+def split_of(config: RunConfig, dataset: Dataset, device: torch.device) -> Split:
+    """The split of a new run; where nobody says how many classes there are, their number is estimated first."""
+    train = dataset.train
+    number = None
+    if train.given is not None and config.split.num_classes is None:
+        number = max(len(train.class_names), 2)
+        if config.method.uses_labels:
+            number = estimated_classes(config, dataset, device)
+    return make_split(
+        train.classes,
+        config.split,
+        num_data_classes=dataset.info.num_classes,
+        given=train.given,
+        num_classes=number,
+    )
+
+
+def estimated_classes(config: RunConfig, dataset: Dataset, device: torch.device) -> int:
+    """How many classes the training images seem to show, by the features that the run starts from; at least one is novel."""
+    train = dataset.train
+    assert train.given is not None
+    size = config.augment.size or train.images.shape[-1]
+    with seeded(config.train.seed):
+        embedder = start_embedder(config, train.images.shape[1], size).to(device)
+    labels = torch.where(train.given, train.classes, -1)
+    view = partial(plain_view, image_size=size)
+    chunks = torch.split(train.images, BATCH) if isinstance(train.images, Tensor) else train.images.in_order(BATCH)
+    z = torch.cat([embed_images(embedder, embedder.features, chunk.to(device), view).cpu() for chunk in chunks])
+    num_seen = int(labels.max()) + 1
+    count = estimate_classes(F.normalize(z, dim=1), labels, num_seen=num_seen, seed=config.split.seed)
+    return max(count.num_classes, num_seen + 1)
 
 
 def build_loader(bench: Workbench) -> TwoStreamLoader:
     """Batches of labeled and unlabeled images, with two views of each, and those of `config.views`."""
     config = bench.config
-    full = config.augment.size or bench.images.shape[-1]
+    full = bench.size
 
     def made(kind: AugmentConfig) -> Augment:
         augment = Augment(kind, image_size=kind.size or full, channels=bench.images.shape[1])

@@ -182,7 +182,6 @@ class OpenCon(Method[OpenConConfig]):
         self.live.copy_(found.live)
         shares = torch.where(self.live, class_prior(self.config.prior, self.task).to(self.prior), 0.0)
         self.prior.copy_((shares / shares.sum()).clamp(min=SMALLEST_PROBABILITY))
-        print(epoch.index, int(found.live.sum()), found.gone, found.merged, found.split)
 
     def _cosine(self, z: Tensor) -> Tensor:
         """(..., D) -> (..., C); that of a prototype which does not count is below all others."""

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from safetensors.torch import save_file
 from torch import Tensor
 
-from opencon.config import differences
+from opencon.config import differences, with_defaults
 from opencon.errors import ConfigError, RunError
 from opencon.files import write_whole
 
@@ -198,7 +198,7 @@ def _refuse_discovery(path: Path) -> None:
 
 def _changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
     """The settings that differ and would make it another run."""
-    old, new = ({"views": [], **config} for config in (old, new))  # a run from before there were further views has none
+    old, new = with_defaults(old), with_defaults(new)
     return {key: both for key, both in differences(old, new).items() if key not in HARMLESS}
 
 
