@@ -135,7 +135,7 @@ def evaluate(
     ] = None,
     novelty: Annotated[bool, typer.Option("--novelty", help="Also compare every novelty score.")] = False,
     count: Annotated[
-        str | None, typer.Option("--count", help="Also estimate the number of classes: by tree, gcd, dtc or orca.")
+        str | None, typer.Option("--count", help="Also estimate the number of classes: by tree, gcd or dtc.")
     ] = None,
 ) -> None:
     """Measure a trained run again, under either protocol, on either set of images; by default as it was trained."""

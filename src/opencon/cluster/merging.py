@@ -1,4 +1,4 @@
-"""Merge groups that are halves of one class, and split those that are two.
+"""Merge groups that are halves of one class.
 
 Letters: M rows, D embedding size, C classes and groups, of which the first S are seen classes.
 """
@@ -33,47 +33,14 @@ def merge_alike(z: Tensor, assignment: Tensor, *, num_seen: int) -> Tensor:
     halves = [_apart(*cut) for rows in members[:num_seen] if (cut := _halves(z[rows])) is not None]
     if not halves:
         return assignment
-    limit, least_bridge = _limits(halves)
+    costs, bridges = torch.tensor(halves).T
+    limit, least_bridge = float(costs.quantile(FARTHEST_HALVES)), LEAST_BRIDGE * float(bridges.median())
     while merged := _merge_once(z, members, num_seen, limit, least_bridge):
         members = merged
     renumbered = torch.empty_like(assignment)
     for c, rows in enumerate(members):
         renumbered[rows] = c
     return renumbered
-
-
-@torch.no_grad()
-def split_apart(z: Tensor, assignment: Tensor, *, num_seen: int, most: int) -> Tensor:
-    """Split groups that are two classes, at most `most` of them. Returns the new assignment, (M,).
-
-    By the measures of `merge_alike`: a group is two where its halves (2-means) are farther apart than the farthest tenth of
-    the halves of seen classes, with fewer rows on the way than would let them merge. The larger half keeps the number; the
-    other one gets a number after all others. Seen classes are never split.
-    """
-    number = max(int(assignment.max()) + 1, num_seen)
-    members = [(assignment == c).nonzero()[:, 0] for c in range(number)]
-    halves = [_apart(*cut) for rows in members[:num_seen] if (cut := _halves(z[rows])) is not None]
-    if not halves or most < 1:
-        return assignment
-    limit, least_bridge = _limits(halves)
-    found: list[tuple[float, Tensor]] = []
-    for rows in members[num_seen:]:
-        sides = _sides(z[rows])
-        if sides is None:
-            continue
-        cost, bridge = _apart(z[rows][sides], z[rows][~sides])
-        if cost > limit and bridge < least_bridge:
-            found.append((cost, rows[sides if int(sides.sum()) * 2 <= len(sides) else ~sides]))
-    changed = assignment.clone()
-    for i, (_, rows) in enumerate(sorted(found, key=lambda pair: -pair[0])[:most]):
-        changed[rows] = number + i
-    return changed
-
-
-def _limits(halves: list[tuple[float, float]]) -> tuple[float, float]:
-    """The largest cost and the least bridge at which two groups are one, by cost and bridge of the halves of classes."""
-    costs, bridges = torch.tensor(halves).T
-    return float(costs.quantile(FARTHEST_HALVES)), LEAST_BRIDGE * float(bridges.median())
 
 
 def _merge_once(
@@ -132,13 +99,7 @@ def _most_bridge(z: Tensor, members: list[Tensor], mean: Tensor) -> Tensor:
 
 
 def _halves(z: Tensor) -> tuple[Tensor, Tensor] | None:
-    """The two halves of one class's rows (n, D); None if the class is too small."""
-    right = _sides(z)
-    return None if right is None else (z[right], z[~right])
-
-
-def _sides(z: Tensor) -> Tensor | None:
-    """(n,) bool: 2-means of one class's rows, from a cut across its longest axis; None if the class is too small."""
+    """2-means of one class's rows (n, D), from a cut across its longest axis; None if the class is too small."""
     if len(z) < SMALLEST_CUT:
         return None
     centered = z - z.mean(dim=0)
@@ -152,7 +113,7 @@ def _sides(z: Tensor) -> Tensor | None:
         if bool((moved == right).all()):
             break
         right = moved
-    return right if bool(right.any()) and not bool(right.all()) else None
+    return (z[right], z[~right]) if bool(right.any()) and not bool(right.all()) else None
 
 
 def _apart(a: Tensor, b: Tensor) -> tuple[float, float]:

@@ -187,7 +187,8 @@ def _title(run: Run) -> str:
     title = DATASETS[name].info.title if name in DATASETS else name
     title += f" {config.data.root}" if name in ("folder", "list") else ""  # every folder is another data set
     images = {"unlabeled": "unlabeled training images", "test": "held-out test images"}[str(result["on"])]
-    told = f", {config.split.num_classes} to look for" if _is_told_otherwise(config) else ""
+    number = "a number that is estimated" if config.split.num_classes == "auto" else str(config.split.num_classes)
+    told = f", {number} to look for" if _is_told_otherwise(config) else ""
     seed = f", split seed {config.split.seed}" if config.split.seed else ""
     return (
         f"{title}, {config.split.num_seen} seen classes{told}, {config.split.labeled_ratio:.0%} labeled{seed}; protocol "

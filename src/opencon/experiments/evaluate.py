@@ -103,6 +103,7 @@ def novelty_scores(
         is_novel=(truth >= bench.split.num_seen).numpy(),
         logits=assignment.seen_logits,
         own_novelty=assignment.novelty,
+        prototypes=assignment.seen_prototypes,
     )
     return {name: asdict(result) for name, result in table.items()}
 

@@ -60,7 +60,8 @@ def _split(config: RunConfig, info: DatasetInfo) -> str:
     split = config.split
     num_seen = split.num_seen or (info.given.num_seen if info.given is not None else 0)
     names = f" ({some_names(split.seen_classes)})" if split.seen_classes else ""
-    total = split.num_classes or (info.num_classes if info.given is None else None)
+    told = info.num_classes if info.given is None and split.num_classes is None else None
+    total = split.known_classes or told
     novel = f"{total - num_seen} novel classes" if total else "as many novel classes as the first features suggest"
     if info.given is None:
         labels = f"{split.labeled_ratio:.0%} of their images labeled"

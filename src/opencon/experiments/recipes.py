@@ -127,7 +127,7 @@ def make_recipe(method: str, name: str, variant: Variant) -> RunConfig:
     )
     config = RunConfig(
         data=setting.data,
-        split=SplitConfig(num_seen=setting.num_seen),
+        split=SplitConfig(num_seen=setting.num_seen, rule="exact" if setting.protocol == "gcd" else "coin"),
         encoder=replace(encoder, **schedule.encoder),
         augment=schedule.augment,
         strong=schedule.strong,

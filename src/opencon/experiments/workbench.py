@@ -171,7 +171,8 @@ def assemble(config: RunConfig, dataset: Dataset, device: torch.device, *, split
     labels = split.visible_labels(train.classes)
     if not config.method.uses_labels:
         labels = torch.full_like(labels, -1)
-    task = Task(split.num_seen, split.num_classes, split.labeled_ratio, len(train))
+    counted = is_counted(config, dataset)
+    task = Task(split.num_seen, split.num_classes, split.labeled_ratio, len(train), counted)
     size = config.augment.size or train.images.shape[-1]
     method = build_method(config, task, in_channels=train.images.shape[1], image_size=size)
     return Workbench(
@@ -207,37 +208,45 @@ def start_embedder(config: RunConfig, in_channels: int, image_size: int) -> Embe
     )
 
 
+def is_counted(config: RunConfig, dataset: Dataset) -> bool:
+    """Whether the number of classes is an estimate: asked for, or because nobody says it."""
+    unsaid = dataset.train.given is not None and config.split.num_classes is None
+    return config.method.uses_labels and (config.split.num_classes == "auto" or unsaid)
+
+
 def split_of(config: RunConfig, dataset: Dataset, device: torch.device) -> Split:
     """The split of a new run; where nobody says how many classes there are, their number is estimated first."""
-    train = dataset.train
-    number = None
-    if train.given is not None and config.split.num_classes is None:
-        number = max(len(train.class_names), 2)
-        if config.method.uses_labels:
-            number = estimated_classes(config, dataset, device)
-    return make_split(
-        train.classes,
-        config.split,
-        num_data_classes=dataset.info.num_classes,
-        given=train.given,
-        num_classes=number,
-    )
+    train, told = dataset.train, dataset.info.num_classes
+    known = replace(config.split, num_classes=config.split.known_classes)
+    number = max(len(train.class_names), 2) if train.given is not None else None
+    if is_counted(config, dataset):
+        if train.given is not None:
+            labels = torch.where(train.given, train.classes, -1)
+        else:
+            labels = make_split(train.classes, known, num_data_classes=told).visible_labels(train.classes)
+        number = estimated_classes(config, dataset, labels, device)
+    return make_split(train.classes, known, num_data_classes=told, given=train.given, num_classes=number)
 
 
-def estimated_classes(config: RunConfig, dataset: Dataset, device: torch.device) -> int:
-    """How many classes the training images seem to show, by the features that the run starts from; at least one is novel."""
+def estimated_classes(config: RunConfig, dataset: Dataset, labels: Tensor, device: torch.device) -> int:
+    """How many classes the training images seem to show, by the features that the run starts from; at least one is novel.
+
+    A method that corrects the number while it trains starts with the upper end of the estimate, at most twice of it: what
+    is too much goes, and is easier to find than a class that is two (ours).
+    """
     train = dataset.train
-    assert train.given is not None
     size = config.augment.size or train.images.shape[-1]
     with seeded(config.train.seed):
         embedder = start_embedder(config, train.images.shape[1], size).to(device)
-    labels = torch.where(train.given, train.classes, -1)
     view = partial(plain_view, image_size=size)
     chunks = torch.split(train.images, BATCH) if isinstance(train.images, Tensor) else train.images.in_order(BATCH)
     z = torch.cat([embed_images(embedder, embedder.features, chunk.to(device), view).cpu() for chunk in chunks])
     num_seen = int(labels.max()) + 1
     count = estimate_classes(F.normalize(z, dim=1), labels, num_seen=num_seen, seed=config.split.seed)
-    return max(count.num_classes, num_seen + 1)
+    number = count.num_classes
+    if config.method.corrects(is_counted=True):
+        number = max(number, min(count.high, 2 * number))
+    return max(number, num_seen + 1)
 
 
 def build_loader(bench: Workbench) -> TwoStreamLoader:

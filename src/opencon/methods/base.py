@@ -56,6 +56,7 @@ class Assignment:
     seen_logits: Tensor | None = None  # (M, S) of the seen classes, where it has a classifier of them
     novelty: Tensor | None = None  # (M,) larger is newer, where the method has a score
     novelty_threshold: Tensor | None = None  # scalar: above it an image counts as novel
+    seen_prototypes: Tensor | None = None  # (S, D) unit rows among the embeddings, where it has learned some
 
     @classmethod
     def from_logits(cls, logits: Tensor, num_seen: int) -> Assignment:

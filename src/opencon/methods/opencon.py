@@ -35,6 +35,7 @@ from opencon.prototypes import LOGIT_SCALE, SeenScore, ema_update, novelty_thres
 from opencon.prototypes.correction import correct
 from opencon.runtime import has_triton
 
+CORRECTIONS = ("gone", "merged", "split")
 FARTHER_THAN_ANY = -2.0  # a cosine that no row has
 SIMCLR_CROP = (0.08, 1.0)  # SimCLR's crop keeps 8 % of the area at least; the released OpenCon code keeps 20 %
 
@@ -61,7 +62,7 @@ class OpenConConfig(MethodConfig):
     # Ours: whether prototypes that are too many go and one that is two splits, see `prototypes.correction`. Released: never.
     # None: where the number of classes is an estimate (split.num_classes=auto).
     correct: bool | None = None
-    correct_every: int = 5  # epochs between two corrections
+    correct_every: int = 10  # epochs between two corrections, ours; the first comes after twice as many
 
     ramp_epochs: int = 100  # epochs over which weight_novel grows from 0; paper: 0
     seen_score: SeenScore = "standardized"  # paper: cosine
@@ -77,6 +78,7 @@ class OpenConConfig(MethodConfig):
     def __post_init__(self) -> None:
         for key in ("temperature_novel", "temperature_labeled", "temperature_unlabeled"):
             require(getattr(self, key) > 0, f"method.{key} = {getattr(self, key)} must be above zero.")
+        require(self.correct_every >= 1, f"method.correct_every = {self.correct_every} must be at least 1.")
         for key in ("weight_novel", "weight_labeled", "weight_unlabeled", "weight_prior", "ramp_epochs"):
             require(getattr(self, key) >= 0, f"method.{key} = {getattr(self, key)} must not be negative.")
         require(0.0 <= self.momentum < 1.0, f"method.momentum = {self.momentum} must lie in [0, 1).")
@@ -86,6 +88,10 @@ class OpenConConfig(MethodConfig):
                 len(self.prior) > 0 and all(q > 0 for q in self.prior),
                 f"method.prior = {self.prior} must be positive numbers, one for each class.",
             )
+
+    def corrects(self, is_counted: bool) -> bool:
+        """By `correct`; without a word, where the number is an estimate."""
+        return is_counted if self.correct is None else self.correct
 
     @classmethod
     def paper(cls) -> OpenConConfig:
@@ -114,6 +120,7 @@ class OpenCon(Method[OpenConConfig]):
     epoch_threshold: Tensor  # scalar, for threshold_from = "labeled_set"
     is_started: Tensor  # scalar bool: `start_from` has been called
     live: Tensor  # (C,) bool: prototypes that count; all of them unless they are corrected
+    corrected: Tensor  # (3,) how many have gone, were merged, were split, so far
 
     def __init__(self, config: OpenConConfig, task: Task, embedder: Embedder) -> None:
         super().__init__(config, task, embedder)
@@ -123,7 +130,8 @@ class OpenCon(Method[OpenConConfig]):
         self.register_buffer("epoch_threshold", torch.tensor(float("-inf")))
         self.register_buffer("is_started", torch.tensor(False))
         self.register_buffer("live", torch.ones(task.num_classes, dtype=torch.bool))
-        self.corrects = task.is_counted if config.correct is None else config.correct
+        self.register_buffer("corrected", torch.zeros(len(CORRECTIONS)))
+        self.corrects = config.corrects(task.is_counted)
 
     @classmethod
     def schedule(cls, kind: Kind, variant: Variant = "released") -> Schedule:
@@ -134,7 +142,8 @@ class OpenCon(Method[OpenConConfig]):
             # Ten times the paper's prior: of ten prototypes, one that no image chooses costs a tenth of the result. And the
             # mean over anchors: a sum over hundreds of them would diverge.
             ramp = 0 if paper else 30
-            return usual(replace(method, ramp_epochs=ramp, novel_reduction="mean", weight_prior=0.5), kind)
+            small = {"novel_reduction": "mean", "weight_prior": 0.5, "correct_every": 5}
+            return usual(replace(method, ramp_epochs=ramp, **small), kind)
         crop = SIMCLR_CROP if paper else (0.2, 1.0)
         if kind == "cifar":
             return usual(method, kind, augment=AugmentConfig(crop_scale=crop), weight_decay=1e-4 if paper else 5e-4)
@@ -147,6 +156,7 @@ class OpenCon(Method[OpenConConfig]):
         # Checkpoints from before there was `start_from`, or a correction.
         state.setdefault(f"{prefix}is_started", torch.tensor(False))
         state.setdefault(f"{prefix}live", torch.ones(self.task.num_classes, dtype=torch.bool))
+        state.setdefault(f"{prefix}corrected", torch.zeros(len(CORRECTIONS)))
         super()._load_from_state_dict(state, prefix, *args)
 
     @torch.no_grad()
@@ -168,7 +178,7 @@ class OpenCon(Method[OpenConConfig]):
         ramps = c.ramp_epochs and not bool(self.is_started)  # host sync: once an epoch
         ramp = min(1.0, epoch.index / c.ramp_epochs) if ramps else 1.0
         self.novel_weight.fill_(c.weight_novel * ramp)
-        if self.corrects and epoch.index and epoch.index % c.correct_every == 0:
+        if self.corrects and epoch.index >= 2 * c.correct_every and epoch.index % c.correct_every == 0:
             self._correct(epoch)
         if c.threshold_from == "labeled_set":
             self.epoch_threshold.copy_(self._threshold(epoch.features()))
@@ -180,6 +190,7 @@ class OpenCon(Method[OpenConConfig]):
         found = correct(self.prototypes, self.live, bank.z, bank.labels, num_seen=self.task.num_seen)
         self.prototypes.copy_(found.prototypes)
         self.live.copy_(found.live)
+        self.corrected += torch.tensor([found.gone, found.merged, found.split]).to(self.corrected)
         shares = torch.where(self.live, class_prior(self.config.prior, self.task).to(self.prior), 0.0)
         self.prior.copy_((shares / shares.sum()).clamp(min=SMALLEST_PROBABILITY))
 
@@ -248,6 +259,9 @@ class OpenCon(Method[OpenConConfig]):
         )
         logs = {"loss_n": loss_n, "loss_l": loss_l, "loss_u": loss_u, "loss_prior": loss_prior}
         logs = {name: value.detach() for name, value in logs.items()} | {"share_novel": novel.float().mean()}
+        if self.corrects:
+            logs |= {"prototypes": self.live.sum()}
+            logs |= {f"prototypes_{name}": self.corrected[i] for i, name in enumerate(CORRECTIONS)}
         return StepOutput(loss, logs, carry=self._movers(views.detach(), batch, novel))
 
     @torch.no_grad()
@@ -291,6 +305,7 @@ class OpenCon(Method[OpenConConfig]):
             seen_logits=LOGIT_SCALE * cosine[:, : self.task.num_seen],
             novelty=-score,
             novelty_threshold=-self._threshold(bank),
+            seen_prototypes=self.prototypes[: self.task.num_seen],
         )
 
     @torch.no_grad()

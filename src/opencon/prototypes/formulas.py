@@ -39,8 +39,7 @@ def seen_score(cosine: Tensor, *, num_seen: int, form: SeenScore, live: Tensor |
         square = torch.where(live, (cosine - mean).square(), 0.0).sum(dim=1, keepdim=True)
         cosine = (cosine - mean) / (square / (number - 1)).sqrt().clamp(min=1e-8)
     elif form == "standardized":
-        # The clamp keeps a sample equally near to every prototype finite; dividing first and adding an epsilon later
-        # (as the released code does) would not.
+        # The clamp keeps a sample equally near to every prototype finite (ours).
         spread = cosine.std(dim=1, keepdim=True).clamp(min=1e-8)
         cosine = (cosine - cosine.mean(dim=1, keepdim=True)) / spread
     return cosine[:, :num_seen].amax(dim=1)
