@@ -19,6 +19,7 @@ from opencon.experiments.keeper import Keeper
 from opencon.experiments.workbench import Workbench, build_loader, prepare, without_weights
 from opencon.methods import Assignment, FeatureBank
 from opencon.runtime import environment
+from opencon.training.judged import judged_weights
 from opencon.training.optimizer import build_optimizer
 from opencon.training.run_folder import RunFolder
 from opencon.training.trainer import fit
@@ -164,6 +165,7 @@ def finish(folder: RunFolder, bench: Workbench, scored: Scored, start: float) ->
     if config.train.epochs == 0:
         folder.save_checkpoint({"config": to_dict(config), "epochs_done": 0, "method": bench.method.state_dict()})
     metadata = {"encoder": config.encoder.name, "method": config.method.name, "data": config.data.name}
-    folder.save_tensors("encoder.safetensors", bench.method.embedder.encoder.state_dict(), metadata)
+    with judged_weights(bench.method):
+        folder.save_tensors("encoder.safetensors", bench.method.embedder.encoder.state_dict(), metadata)
     folder.write_json("result.json", result)
     return result

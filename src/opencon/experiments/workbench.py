@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
@@ -24,12 +24,15 @@ from opencon.encoders import Embedder, build_embedder
 from opencon.experiments.plan import check_fits
 from opencon.experiments.recipes import run_config
 from opencon.methods import METHODS, Assignment, FeatureBank, Method, Task
+from opencon.methods.parts import WeightAverage
 from opencon.metrics import classes_in_use, evaluate, knn_accuracy, open_world_accuracy
 from opencon.runtime import generator, seeded
 from opencon.training.embedding import BATCH, embed_images
+from opencon.training.judged import judged_weights
 from opencon.training.run_folder import RunFolder
 
 NEIGHBORS = 20  # that vote on the class of an image, where a method uses no labels; see `knn_accuracy`
+NORM_BATCHES = 20  # ours: their statistics then scatter less than one in a hundred
 OTHER_VIEW = 3  # purpose of the random stream of `stability`, apart from those of the loader
 
 
@@ -45,9 +48,9 @@ class Workbench:
     images: Images  # training images on the device, uint8, or streamed to it
     labels: Tensor  # (M,) what the method may know: the class of a labeled image, -1 for an unlabeled one
 
-    def bank(self) -> FeatureBank:
+    def bank(self, *, mirror: bool = False) -> FeatureBank:
         """The training images, embedded."""
-        return FeatureBank(self.embed(self.images), self.labels)
+        return FeatureBank(self.embed(self.images, mirror=mirror), self.labels)
 
     @property
     def size(self) -> int:
@@ -58,9 +61,9 @@ class Workbench:
         """Images for evaluation: as they are, at the size of a view."""
         return plain_view(images, self.size)
 
-    def embed(self, images: Images, view: Callable[[Tensor], Tensor] | None = None) -> Tensor:
+    def embed(self, images: Images, view: Callable[[Tensor], Tensor] | None = None, *, mirror: bool = False) -> Tensor:
         """(M, D), in order. Streamed images come in the chunks that `embed_images` would cut."""
-        rows = partial(embed_images, self.method, self.method.embed, view=view or self.view)
+        rows = partial(embed_images, self.method, self.method.embed, view=view or self.view, mirror=mirror)
         if isinstance(images, Tensor):
             return rows(images)
         with closing(images.in_order(BATCH)) as chunks:
@@ -90,11 +93,26 @@ class Workbench:
 
         Where the classes of unlabeled images are unknown, the record says what can be said without them.
         """
-        bank = self.bank()
+        with judged_weights(self.method, self.plain() if self.config.eval.fresh_norms else None):
+            return self._score(on, protocol)
+
+    def plain(self) -> Iterator[Tensor]:
+        """Some training images as evaluation sees them, in batches, the same ones each time."""
+        order = torch.randperm(len(self.images), generator=generator(torch.device("cpu"), 0))
+        parts = torch.split(order[: NORM_BATCHES * BATCH], BATCH)
+        if isinstance(self.images, Tensor):
+            yield from (self.view(self.images[rows.to(self.device)]) for rows in parts)
+            return
+        with closing(self.images.batches(parts, self.images.buffer(BATCH))) as chunks:
+            yield from map(self.view, chunks)
+
+    def _score(self, on: EvaluationSet, protocol: Protocol) -> tuple[dict[str, Any], FeatureBank, Assignment]:
+        mirror = self.config.eval.mirror
+        bank = self.bank(mirror=mirror)
         if not self.config.method.uses_labels:
             return self._neighbors(bank), bank, Assignment(torch.full_like(self.labels, -1))
         if on == "test":  # test images come after the training images: a method may need the labeled ones
-            z = self.embed(self.dataset.held_out().images.to(self.device))
+            z = self.embed(self.dataset.held_out().images.to(self.device), mirror=mirror)
             unknown = torch.full((len(z),), -1, device=self.device)
             bank = FeatureBank(torch.cat([bank.z, z]), torch.cat([bank.labels, unknown]))
         assignment = self.method.assign(bank)
@@ -191,6 +209,8 @@ def build_method(config: RunConfig, task: Task, *, in_channels: int, image_size:
     with seeded(config.train.seed):
         embedder = start_embedder(config, in_channels, image_size)
         method = METHODS[config.method.name].build(config.method, task, embedder)
+        if config.eval.average:
+            method.twin = WeightAverage(method, config.eval.average, warms_up=True)
     method.kernels = config.train.kernels
     if method.kernels and not method.differentiates_twice:
         embedder.encoder.fuse()

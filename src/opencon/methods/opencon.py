@@ -142,8 +142,8 @@ class OpenCon(Method[OpenConConfig]):
             # Ten times the paper's prior: of ten prototypes, one that no image chooses costs a tenth of the result. And the
             # mean over anchors: a sum over hundreds of them would diverge.
             ramp = 0 if paper else 30
-            small = {"novel_reduction": "mean", "weight_prior": 0.5, "correct_every": 5}
-            return usual(replace(method, ramp_epochs=ramp, **small), kind)
+            method = replace(method, ramp_epochs=ramp, correct_every=5)
+            return usual(replace(method, novel_reduction="mean", weight_prior=0.5), kind)
         crop = SIMCLR_CROP if paper else (0.2, 1.0)
         if kind == "cifar":
             return usual(method, kind, augment=AugmentConfig(crop_scale=crop), weight_decay=1e-4 if paper else 5e-4)
