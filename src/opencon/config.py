@@ -67,6 +67,9 @@ class SplitConfig:
     num_classes: int | Literal["auto"] | None = None
     labeled_ratio: float = 0.5  # chance of an image of a seen class to keep its label, or the exact share
     rule: Literal["coin", "exact"] = "coin"  # a draw for each image (ORCA, OpenCon), or a share of all of them (GCD)
+    # Only the labeled images, half of whose classes are seen: to choose settings without looking at the others (OpenCon,
+    # appendix on hyperparameters).
+    validation: bool = False
     held_out: float = 0.1  # where the data itself gives labels: the share of them that is kept back, to measure with
     seed: int = 0  # fixes the split only, not the training
 
@@ -304,10 +307,9 @@ def from_dict(cls: type[C], data: Mapping[str, Any], *, method: type[MethodConfi
         )
     values: dict[str, Any] = {}
     for key, value in data.items():
-        require(
-            key in known,
-            f"unknown setting {at + key!r}.{did_you_mean(key, known)} Known here: {', '.join(sorted(known))}.",
-        )
+        if key not in known:
+            hint = did_you_mean(key, known)  # looked for only now: it takes longer than all the rest
+            raise ConfigError(f"unknown setting {at + key!r}.{hint} Known here: {', '.join(sorted(known))}.")
         hint = method if key == "method" and method is not None else hints[key]
         values[key] = _convert(value, hint, at + key)
     missing = [

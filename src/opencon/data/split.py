@@ -198,6 +198,18 @@ def names_from_file(config: SplitConfig) -> SplitConfig:
     return replace(config, seen_classes=names)
 
 
+def validation_split(config: SplitConfig) -> SplitConfig:
+    """The split within the labeled images: the first half of their classes is seen, by the same rule, half of it labeled."""
+    num_seen = config.num_seen or 0
+    if num_seen < 2:
+        raise ConfigError(
+            f"split.validation needs two seen classes at least, to take one for novel; there are {num_seen}."
+        )
+    return SplitConfig(
+        num_seen=num_seen // 2, seed=config.seed, rule=config.rule
+    )  # half of them labeled, as in the paper
+
+
 def check_split(
     config: SplitConfig, info_num_classes: int, num_train: int, batch_size: int, labeled_share: float | None = None
 ) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from opencon.config import RunConfig
 from opencon.data.benchmarks import DatasetInfo, dataset_info
-from opencon.data.split import check_given, check_split
+from opencon.data.split import check_given, check_split, validation_split
 from opencon.encoders import INSTALLED, encoder_entry
 from opencon.errors import ConfigError
 from opencon.methods import METHODS
@@ -28,6 +29,8 @@ def plan(config: RunConfig, *, download: bool = False) -> dict[str, str]:
     learns = {"all": "everything learns", "head": "only the head learns"}.get(
         encoder.train_from, f"{encoder.train_from} and the head learn"
     )
+    if config.split.validation:
+        info, config = _labeled_info(config, info), replace(config, split=validation_split(config.split))
     shown = {
         "data": f"{info.title}: {_images(info)}, {info.image_size} px",
         "method": f"{METHODS[config.method.name].title} ({METHODS[config.method.name].paper})",
@@ -100,8 +103,18 @@ def check_seen(config: RunConfig, info: DatasetInfo) -> None:
             )
 
 
+def _labeled_info(config: RunConfig, info: DatasetInfo) -> DatasetInfo:
+    """What the labeled images will be, about."""
+    num_seen = config.split.num_seen or 0
+    num_labeled = int(info.num_train * num_seen / info.num_classes * config.split.labeled_ratio)
+    return replace(info, num_classes=num_seen, num_train=num_labeled, num_test=0)
+
+
 def check_fits(config: RunConfig, info: DatasetInfo) -> None:
     """Refuse what cannot work before anything is loaded."""
+    if config.split.validation:
+        check_fits(replace(config, split=validation_split(config.split)), _labeled_info(config, info))
+        return
     num_train = info.num_train
     full = config.augment.size or info.image_size
     entry = encoder_entry(config.encoder.name)

@@ -11,7 +11,7 @@ import json
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +115,7 @@ SETTINGS.add(
 )
 
 
+@cache
 def make_recipe(method: str, name: str, variant: Variant) -> RunConfig:
     """The schedule of a method on a data set."""
     build, setting = METHODS[method].build, SETTINGS[name]

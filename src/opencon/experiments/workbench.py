@@ -16,9 +16,9 @@ from torch import Tensor
 from opencon.config import AugmentConfig, EvaluationSet, Protocol, RunConfig, with_settings
 from opencon.counting.tree import estimate_classes
 from opencon.data.augment import Augment, plain_view
-from opencon.data.benchmarks import Dataset, dataset_info, load_dataset
+from opencon.data.benchmarks import Dataset, dataset_info, labeled_part, load_dataset
 from opencon.data.loader import TwoStreamLoader
-from opencon.data.split import Split, batch_shares, make_split
+from opencon.data.split import Split, batch_shares, make_split, validation_split
 from opencon.data.streaming import Images
 from opencon.encoders import Embedder, build_embedder
 from opencon.experiments.plan import check_fits
@@ -135,6 +135,7 @@ class Workbench:
         if len(self.kept_back):
             right = classes[self.kept_back] == self.dataset.train.classes[self.kept_back]
             record |= {"held_out": float(right.float().mean()), "num_held_out": len(right)}
+        record["classes_in_use_all"] = len(torch.unique(classes[: len(self.labels)]))  # over all training images
         return record | {"seed": self.config.train.seed}, bank, assignment
 
     def _neighbors(self, bank: FeatureBank) -> dict[str, Any]:
@@ -184,6 +185,8 @@ def assemble(config: RunConfig, dataset: Dataset, device: torch.device, *, split
     """Split a data set, unless `split` is given, and build the method on the device."""
     if config.split.seen_classes:
         dataset = dataset.seen_first(config.split.seen_classes)
+    if config.split.validation:
+        config, dataset = for_validation(config, dataset)
     train = dataset.train
     split = split or split_of(config, dataset, device)
     labels = split.visible_labels(train.classes)
@@ -226,6 +229,14 @@ def start_embedder(config: RunConfig, in_channels: int, image_size: int) -> Embe
         precision=config.train.precision,
         projects=config.method.projects,
     )
+
+
+def for_validation(config: RunConfig, dataset: Dataset) -> tuple[RunConfig, Dataset]:
+    """The run within the labeled images of a run: nothing else is looked at."""
+    outer = replace(config.split, validation=False, num_classes=None)
+    split = make_split(dataset.train.classes, outer, num_data_classes=dataset.info.num_classes)
+    part = labeled_part(dataset, split.labeled, split.num_seen)
+    return replace(config, split=validation_split(config.split)), part
 
 
 def is_counted(config: RunConfig, dataset: Dataset) -> bool:

@@ -59,6 +59,8 @@ class OpenConConfig(MethodConfig):
     momentum: float = 0.9  # gamma, paper, appendix I
     percentile: float = 70.0  # p: this share of the labeled lies above the novelty threshold
     labeled_loss: Literal["labeled", "known"] = "labeled"  # L_l, or L_known of appendix E, which adds D_u \ D_n
+    temperature_known: float | None = None  # tau_k of L_known; None: tau_l (the paper prints neither)
+    weight_known: float | None = None  # lambda_k; None: lambda_l
     # Ours: whether prototypes that are too many go and one that is two splits, see `prototypes.correction`. Released: never.
     # None: where the number of classes is an estimate (split.num_classes=auto).
     correct: bool | None = None
@@ -76,6 +78,9 @@ class OpenConConfig(MethodConfig):
     prior_over: Literal["unlabeled", "batch"] = "unlabeled"  # images whose mean prediction is compared; paper: batch
 
     def __post_init__(self) -> None:
+        known = {"temperature_known": self.temperature_known, "weight_known": self.weight_known}
+        for key, value in known.items():
+            require(value is None or value > 0, f"method.{key} = {value} must be above zero, or none.")
         for key in ("temperature_novel", "temperature_labeled", "temperature_unlabeled"):
             require(getattr(self, key) > 0, f"method.{key} = {getattr(self, key)} must be above zero.")
         require(self.correct_every >= 1, f"method.correct_every = {self.correct_every} must be at least 1.")
@@ -241,7 +246,8 @@ class OpenCon(Method[OpenConConfig]):
             loss_l = contrast_within(z_l, *who, temperature=c.temperature_labeled)
         else:
             member = torch.cat([everyone[:, :L], ~novel], dim=1)  # (V, B): D_l and D_u \ D_n
-            loss_l = contrast_within(z, member.flatten(), label.flatten(), temperature=c.temperature_labeled)
+            temperature = c.temperature_labeled if c.temperature_known is None else c.temperature_known
+            loss_l = contrast_within(z, member.flatten(), label.flatten(), temperature=temperature)
         who = everyone[:, L:].flatten(), image[:, L:].flatten()
         loss_u = contrast_within(z_u, *who, temperature=c.temperature_unlabeled)
 
@@ -251,9 +257,12 @@ class OpenCon(Method[OpenConConfig]):
             logits = torch.where(self.live, logits, float("-inf"))
         loss_prior = kl_to_prior(logits, self.prior)
 
+        weight_labeled = c.weight_labeled
+        if c.labeled_loss == "known" and c.weight_known is not None:
+            weight_labeled = c.weight_known
         loss = (
             self.novel_weight * loss_n
-            + c.weight_labeled * loss_l
+            + weight_labeled * loss_l
             + c.weight_unlabeled * loss_u
             + c.weight_prior * loss_prior
         )
