@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from opencon.config import RunConfig
+from opencon.data.augment import AUGMENTATIONS
 from opencon.data.benchmarks import DatasetInfo, dataset_info
 from opencon.data.split import check_given, check_split, validation_split
 from opencon.encoders import INSTALLED, encoder_entry
@@ -15,6 +16,7 @@ from opencon.errors import ConfigError
 from opencon.methods import METHODS
 from opencon.registry import did_you_mean
 from opencon.runtime import seeded
+from opencon.training.optimizer import OPTIMIZERS, SCHEDULES
 
 MOST_NAMES = 20  # classes named in a message, ours
 
@@ -35,8 +37,8 @@ def plan(config: RunConfig, *, download: bool = False) -> dict[str, str]:
         "data": f"{info.title}: {_images(info)}, {info.image_size} px",
         "method": f"{METHODS[config.method.name].title} ({METHODS[config.method.name].paper})",
         "encoder": f"{encoder.name}, {start}, {learns}",
-        "training": f"{config.train.epochs} epochs, batches of {config.train.batch_size}, lr {config.train.lr:g} "
-        f"({config.train.schedule}), {config.train.precision}, seed {config.train.seed}",
+        "training": f"{config.train.epochs} epochs, batches of {config.train.batch_size}, {config.train.optimizer}, "
+        f"lr {config.train.lr:g} ({config.train.schedule}), {config.train.precision}, seed {config.train.seed}",
     }
     if config.train.epochs == 0:
         shown |= {"encoder": f"{encoder.name}, {start}, nothing learns", "training": "none: the start is evaluated"}
@@ -117,6 +119,10 @@ def check_fits(config: RunConfig, info: DatasetInfo) -> None:
         return
     num_train = info.num_train
     full = config.augment.size or info.image_size
+    OPTIMIZERS[config.train.optimizer], SCHEDULES[config.train.schedule]  # these and the next raise with a hint
+    for kind in (config.augment, config.strong, *config.views):
+        if kind is not None:
+            AUGMENTATIONS[kind.name]
     entry = encoder_entry(config.encoder.name)
     with torch.device(entry.builds_on), seeded(0):  # shapes alone
         for size in dict.fromkeys([full, *(view.size or full for view in config.views)]):

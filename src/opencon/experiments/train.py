@@ -12,15 +12,19 @@ import torch
 from torch import Tensor
 
 from opencon.config import RunConfig, to_dict
-from opencon.data.benchmarks import Dataset
+from opencon.data.augment import AUGMENTATIONS
+from opencon.data.benchmarks import DATASETS, Dataset
 from opencon.data.split import Split
+from opencon.encoders import ENCODERS
 from opencon.experiments.callbacks import Callback, Callbacks, Training, prepared
 from opencon.experiments.keeper import Keeper
 from opencon.experiments.workbench import Workbench, build_loader, prepare, without_weights
-from opencon.methods import Assignment, FeatureBank
+from opencon.methods import METHODS, Assignment, FeatureBank
+from opencon.plugins import RECORD, check_unchanged, recorded
+from opencon.registry import Registry
 from opencon.runtime import environment
 from opencon.training.judged import judged_weights
-from opencon.training.optimizer import build_optimizer
+from opencon.training.optimizer import OPTIMIZERS, SCHEDULES, build_optimizer
 from opencon.training.run_folder import RunFolder
 from opencon.training.trainer import fit
 
@@ -48,6 +52,8 @@ def train(
     start = time.perf_counter()
     with prepared(watchers):  # before anything is written: an extra may be missing
         folder = RunFolder.open_for_training(out, to_dict(config))
+        plugins = recorded(names_used(config))
+        check_unchanged(out, plugins)
         if folder.has("result.json"):
             callbacks.say(f"{out} is finished already; this is its result.")
             return folder.read_json("result.json")
@@ -57,15 +63,19 @@ def train(
         base = without_weights(config) if folder.checkpoint.exists() else config
         bench = prepare(base, device, split=split, download=download, dataset=dataset)
         announce(bench, callbacks.say)
+        # Before anything is written: a rule for groups may fit no parameter.
+        optimizer = build_optimizer(bench.method, config.train) if config.train.epochs else None
         if not has_started:  # config.json last: it makes the folder a run
+            if plugins:
+                folder.write_json(RECORD, plugins)
             folder.write_json("split.json", bench.split.to_json())
             folder.write_json("environment.json", environment(device))
             folder.write_json("config.json", to_dict(config))
         training = Training(config, out, bench.method, None, 0)
-        if config.train.epochs == 0:
+        if optimizer is None:
             scored = score_start(folder, config, bench)
         else:
-            last = train_epochs(folder, config, bench, callbacks, watchers, training)
+            last = train_epochs(folder, config, bench, optimizer, callbacks, watchers, training)
             scored = last or bench.score(config.eval.on, config.eval.protocol)
             scored = (folder.read_metrics()[-1], *scored[1:])
         record = scored[0] | dict(measure(bench, *scored[1:]))
@@ -97,10 +107,24 @@ def score_start(folder: RunFolder, config: RunConfig, bench: Workbench) -> Score
     return bench.score(config.eval.on, config.eval.protocol)
 
 
+def names_used(config: RunConfig) -> list[tuple[Registry[Any], str]]:
+    """Every name in the configuration behind which code stands."""
+    views = [kind.name for kind in (config.augment, config.strong, *config.views) if kind is not None]
+    return [
+        (METHODS, config.method.name),
+        (ENCODERS, config.encoder.name),
+        (DATASETS, config.data.name),
+        *((AUGMENTATIONS, name) for name in dict.fromkeys(views)),
+        (OPTIMIZERS, config.train.optimizer),
+        (SCHEDULES, config.train.schedule),
+    ]
+
+
 def train_epochs(
     folder: RunFolder,
     config: RunConfig,
     bench: Workbench,
+    optimizer: torch.optim.Optimizer,
     callbacks: Callbacks,
     watchers: Sequence[Callback],
     training: Training,
@@ -110,7 +134,6 @@ def train_epochs(
     `config` is that of the run; that of the bench may lack the weights file.
     """
     loader = build_loader(bench)
-    optimizer = build_optimizer(bench.method, config.train)
     scaler = torch.amp.GradScaler(bench.device.type, enabled=config.train.precision == "fp16")
     keeper = Keeper(folder, config, bench.method, optimizer, scaler)
     training.optimizer, training.num_steps = optimizer, len(loader)
