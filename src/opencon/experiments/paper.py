@@ -30,6 +30,7 @@ else:
     import tomli as tomllib
 
 MAIN = "cifar100"  # the data set that a weights file without a name is for
+HEADS = {"classes_in_use_all": "in use, all images", "classes_in_use": "in use, unlabeled"}
 WHOLE = {"classes_in_use_all", "classes_in_use"}  # columns without a fraction
 # In a quick try every data set is the digits, whose ten classes stand for a hundred.
 QUICK = ("train.epochs=2", "train.batch_size=128", "eval.every=2")
@@ -221,7 +222,7 @@ def table_of(manifest: Manifest, rows: Sequence[SweepRow]) -> tuple[list[str], l
     """Heads, lines and how many columns hold text: ours with spread, then what was published."""
     keys = list(dict.fromkeys(key for row in manifest.rows for key in row.labels))
     has_published = any(row.published for row in manifest.rows)
-    heads = [*keys, *(column.removesuffix("_all").replace("_", " ") for column in manifest.columns)]
+    heads = [*keys, *(HEADS.get(column, column) for column in manifest.columns)]
     heads += ["published"] if has_published else []
     lines = []
     for row, measured in zip(manifest.rows, rows, strict=True):

@@ -200,7 +200,7 @@ class Sweep:
         found = (self.results() if known is None else known).get(cell.name)
         if found is None or found["state"] != "done":
             return False
-        if not set(cell.also) <= set(found["also"]):
+        if not set(cell.also) <= set(found.get("also", ())):
             return False  # it is trained again, for a measure that it lacks
         if found["fingerprint"] != cell.fingerprint:
             raise ConfigError(
