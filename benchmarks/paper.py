@@ -1,9 +1,9 @@
-"""The page docs/paper.md: the paper's tables from results/paper/*.json, which `opencon paper` and `opencon sweep` have written.
+"""The page docs/paper.md: the paper's tables from results/paper/*.json.
 
 python benchmarks/paper.py
 
-Each file is the results.json of a sweep. What is not measured is said, and so is a table that is measured in part. A sentence
-for a cell more than two points from the published one stands in paper_notes.toml, by table and row.
+Each file is the results.json of `opencon paper` or `opencon sweep`. What is not measured is said, and so is a table that is
+measured in part. A sentence for a cell more than two points from the published one stands in paper_notes.toml.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ Every table and figure of [OpenCon](https://arxiv.org/abs/2208.02764) is a manif
 
     opencon paper main --data DIR --weights simclr.safetensors
 
-`opencon paper all --dry-run` lists what there is and says what data or weights are missing. `--quick` tries everything on the digits
-in minutes. All tables share one sweep in `--out`; a command that was stopped goes on. `--validate` chooses settings on the seen classes
-alone, with as many trials for each method.
+`opencon paper all --dry-run` lists what there is and says what data or weights are missing. `--quick` tries everything on
+the digits in minutes. All tables share one sweep in `--out`; a command that was stopped goes on. `--validate` chooses
+settings on the seen classes alone, with as many trials for each method.
 
-Below, *seeds* says how many runs a line has, or how many of those planned; numbers are mean ± standard deviation over them, in percent,
-protocol `orca` on the unlabeled training images. *Published* has the same columns, as printed in the paper, whose encoders started from
-other weights. ResNet-18 runs start from our own SimCLR weights ([comparison](comparison.md)).
+Below, *seeds* says how many runs a line has, or how many of those planned. Numbers are mean ± standard deviation over them,
+in percent, protocol `orca` on the unlabeled training images. *Published* has the same columns, as printed in the paper,
+whose encoders started from other weights. ResNet-18 runs start from our own SimCLR weights ([comparison](comparison.md)).
 """
 
 

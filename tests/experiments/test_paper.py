@@ -37,7 +37,9 @@ def record(**result):
 
 def test_there_is_a_manifest_for_every_table_and_figure():
     assert manifest_names()[:2] == ["main", "vit"]
-    assert {"losses", "unknown", "labels", "modified", "cifar10", "novelty", "converged", "imagenet1k", "pcl"} < {*TABLES}
+    assert {"losses", "unknown", "labels", "modified", "cifar10", "novelty", "converged", "imagenet1k", "pcl"} < {
+        *TABLES
+    }
     figures = {"umap10", "umap20", "percentile", "distributions", "sensitivity"}
     assert {name for name in manifest_names() if name not in TABLES} == figures
     with pytest.raises(ConfigError, match="Did you mean 'losses'"):

@@ -81,13 +81,13 @@ def _nearest(z: Tensor, prototypes: Tensor, live: Tensor) -> Tensor:
 
 def _limits(z: Tensor, choice: Tensor, num_seen: int) -> tuple[float, float]:
     """The cosine below which two halves are two classes, and that above which two groups are one; see the top."""
-    groups = [z[choice == c] for c in range(num_seen)]
-    directions = F.normalize(torch.stack([rows.sum(dim=0) for rows in groups if len(rows)]), dim=1)
+    groups = [rows for c in range(num_seen) if len(rows := z[choice == c])]
+    halves = [_cosine(rows[side], rows[~side]) for rows in groups if (side := _halves(rows)) is not None]
+    if len(groups) < 2 or not halves:
+        return -2.0, 2.0  # one seen class, or tiny ones, show nothing: all stays as it is
+    directions = F.normalize(torch.stack([rows.sum(dim=0) for rows in groups]), dim=1)
     cosine = directions @ directions.T
     pairs = cosine[torch.ones_like(cosine, dtype=torch.bool).triu(diagonal=1)]
-    halves = [_cosine(rows[side], rows[~side]) for rows in groups if (side := _halves(rows)) is not None]
-    if not len(pairs) or not halves:
-        return -2.0, 2.0  # one seen class, or tiny ones, show nothing: all stays as it is
     nearest, within = float(pairs.max()), float(torch.tensor(halves).median())
     apart = float(pairs.mean())
     return apart + SPLIT * max(0.0, within - apart), nearest + MERGE * max(0.0, within - nearest)
