@@ -144,7 +144,7 @@ def count(
     """Estimate how many classes the photos show, seen and new, with an interval and a reason.
 
     Args:
-        by: "tree" (ours), or as in the papers: "gcd", "dtc", "orca".
+        by: "tree" (ours), or as in the papers: "gcd", "dtc".
 
     The other arguments are those of `discover`.
     """
@@ -384,7 +384,7 @@ def evaluate(
         figures: also draw look-alikes of the paper's figures to this folder; a warning names those that cannot be drawn.
         classes: how many a figure of the embedding shows, 10 or 20.
         novelty: also compare every novelty score.
-        count: also estimate the number of classes, by "tree", "gcd", "dtc" or "orca".
+        count: also estimate the number of classes, by "tree", "gcd" or "dtc".
 
     Returns:
         Accuracies as shares, with their protocol, images and number.

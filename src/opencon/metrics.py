@@ -26,6 +26,7 @@ from opencon.errors import ConfigError, DataError
 
 Ids = NDArray[np.int64]
 NAN = float("nan")
+MOST_NUMBERS = 10_000  # ours: classes and groups are numbered from 0 in the released code, and a square of these fits
 BLOCK_SCORES = 2**24  # similarities held at a time, 64 MiB in float32 (ours, because it fits everywhere)
 
 
@@ -116,7 +117,7 @@ def clustering_scores(predicted: ArrayLike, truth: ArrayLike, *, num_seen: int) 
     return ClusteringScores(nmi_all=nmi_all, nmi_novel=nmi_novel, ari_all=ari_all, ari_novel=ari_novel)
 
 
-def novelty_detection(novelty: ArrayLike, is_novel: ArrayLike) -> NoveltyDetection:
+def novelty_detection(novelty: ArrayLike, is_novel: ArrayLike, *, labeled: ArrayLike | None = None) -> NoveltyDetection:
     """Detection of novel images by a score that is larger for newer ones.
 
     FPR95 follows the literature, which accepts an image as seen when its seen-score (-novelty) reaches a threshold:
@@ -124,6 +125,8 @@ def novelty_detection(novelty: ArrayLike, is_novel: ArrayLike) -> NoveltyDetecti
         threshold  the largest seen-score that accepts at least 95 % of the seen images (their 5th percentile,
                    without interpolation)
         fpr95      share of the novel images that are accepted as well, i.e. taken for seen
+
+    With `labeled`, the novelty of labeled images, the threshold accepts 95 % of those instead, as a user would set it.
 
     An image on the threshold is accepted, so a score that says nothing (constant) has FPR95 1, AUROC 1/2, and for AUPR
     the share of novel images. All three are nan when there is no seen or no novel image.
@@ -141,7 +144,7 @@ def novelty_detection(novelty: ArrayLike, is_novel: ArrayLike) -> NoveltyDetecti
         raise DataError(f"novelty has {int((~np.isfinite(score)).sum())} entries that are not finite numbers.")
     if target.all() or not target.any():
         return NoveltyDetection(auroc=NAN, aupr=NAN, fpr95=NAN)
-    accept_seen = np.sort(-score[~target])
+    accept_seen = np.sort(-score[~target] if labeled is None else -np.asarray(labeled, dtype=np.float64))
     threshold = accept_seen[len(accept_seen) // 20]  # at most 5 % of them lie strictly before it
     return NoveltyDetection(
         auroc=float(roc_auc_score(target, score)),
@@ -236,11 +239,20 @@ def _as_ids(predicted: ArrayLike, truth: ArrayLike) -> tuple[Ids, Ids]:
 
 
 def _right_when_matched(predicted: Ids, truth: Ids) -> NDArray[np.bool_]:
-    """(M,) whether the best naming gives a row's group the row's own class."""
-    naming = match(predicted, truth)
-    groups, group = np.unique(predicted, return_inverse=True)
-    names = np.array([naming.get(int(g), -1) for g in groups], dtype=np.int64)  # -1 is no class
-    right: NDArray[np.bool_] = names[group] == truth
+    """(M,) whether the best naming gives a row's group the row's own class.
+
+    Several namings can be equally good overall and differ in which rows are right. As in the code released with GCD and
+    ORCA, a square matrix over all numbers from 0 decides, so that seen and novel under `gcd` are theirs in a tie, too.
+    """
+    if not len(predicted):
+        return np.zeros(0, dtype=bool)
+    if max(predicted.max(), truth.max()) >= MOST_NUMBERS:  # a square over all numbers would be too large
+        predicted, truth = (np.unique(ids, return_inverse=True)[1] for ids in (predicted, truth))
+    side = int(max(predicted.max(), truth.max())) + 1
+    shared = np.zeros((side, side), dtype=np.int64)
+    np.add.at(shared, (predicted, truth), 1)
+    _, names = linear_sum_assignment(shared.max() - shared)
+    right: NDArray[np.bool_] = names[predicted] == truth
     return right
 
 

@@ -226,7 +226,7 @@ def count(
     device: Device = "auto",
     cache: Cache = CACHE,
     no_cache: NoCache = False,
-    by: Annotated[str, typer.Option("--by", help="How: tree (ours), or as in the papers: gcd, dtc, orca.")] = "tree",
+    by: Annotated[str, typer.Option("--by", help="How: tree (ours), or as in the papers: gcd, dtc.")] = "tree",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     imports: Imports = None,
 ) -> None:

@@ -94,6 +94,10 @@ class Augment:
         if c.rotate > 0 or c.shift > 0 or c.zoom != (1.0, 1.0):
             params["angle"] = uniform(-math.radians(c.rotate), math.radians(c.rotate))
             params["shift"] = uniform(-c.shift, c.shift, 2)
+            if c.whole_pixels:  # each of 2 n + 1 shifts alike
+                n = round(c.shift * self.image_size)
+                share = params["shift"] / (2 * c.shift) + 0.5 if c.shift else params["shift"]
+                params["shift"] = ((share * (2 * n + 1)).floor().clamp(max=2 * n) - n) / self.image_size
             params["zoom"] = uniform(*c.zoom)
         if self.operations:
             strengths = [c.jitter[k] for k in self.operations]

@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from opencon.config import DataConfig
 from opencon.data.given import list_files
@@ -81,6 +82,16 @@ class Dataset:
         """The same images, the classes numbered so that these come first."""
         test = self.test.seen_first(names) if self.test is not None else None
         return replace(self, train=self.train.seen_first(names), test=test)
+
+
+def labeled_part(dataset: Dataset, rows: Tensor, num_seen: int) -> Dataset:
+    """These training images alone, which are of the first classes, and no test images."""
+    train = dataset.train
+    if not isinstance(train.images, Tensor):
+        raise DataError("split.validation needs images in memory. Raise data.memory_gb, or lower data.image_size.")
+    files = tuple(train.files[int(i)] for i in rows) if train.files else ()
+    part = ImageSet(train.images[rows], train.classes[rows], train.class_names[:num_seen], files)
+    return Dataset(replace(dataset.info, num_classes=num_seen, num_train=len(rows), num_test=0), part, None)
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,8 @@
 
 The rule of the released label lists: walk through the training images in file order; for every image of a seen class,
 and for no other, draw one uniform number; below `labeled_ratio` the image keeps its label. The draws depend on the seed
-and on which images are of a seen class, never on which novel class an image belongs to.
+and on which images are of a seen class, never on which novel class an image belongs to. GCD's rule (`exact`) draws the same
+share of all these images at once.
 
 Where the files themselves say which images are labeled, nothing is drawn but the few labels that are kept back, to measure
 with (`held_out`).
@@ -22,6 +23,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from opencon.config import SplitConfig
@@ -111,16 +113,14 @@ def make_split(
         config: how many classes are seen, and how likely their images are labeled.
         num_data_classes: classes in the data; the number to look for, unless the config gives another.
         given: (M,) bool: which images carry a label, where the files say so.
-        num_classes: to look for, where neither the config nor the data says it.
+        num_classes: to look for, where the config does not say it.
     """
     if given is not None:
         return _given_split(classes, given, config, num_classes)
     num_seen = _check_config(config, num_data_classes)
     is_seen = classes < num_seen  # (M,)
     is_labeled = torch.zeros_like(is_seen)
-    # One call for n numbers is the same stream as n calls for one.
-    draws = np.random.RandomState(config.seed).random_sample(int(is_seen.sum()))
-    is_labeled[is_seen] = torch.from_numpy(draws < config.labeled_ratio)
+    is_labeled[is_seen] = torch.from_numpy(_drawn(config, int(is_seen.sum())))
 
     counts = torch.bincount(classes[is_labeled], minlength=num_seen)  # (S,)
     for c in range(num_seen):
@@ -137,12 +137,23 @@ def make_split(
         )
     return Split(
         num_seen=num_seen,
-        num_classes=config.num_classes if config.num_classes is not None else num_data_classes,
+        num_classes=config.known_classes or num_classes or num_data_classes,
         labeled_ratio=config.labeled_ratio,
         seed=config.seed,
         labeled=_where(is_labeled),
         unlabeled=_where(~is_labeled),
     )
+
+
+def _drawn(config: SplitConfig, number: int) -> NDArray[np.bool_]:
+    """Which of so many images of seen classes keep their label, by `config.rule`."""
+    random = np.random.RandomState(config.seed)
+    if config.rule == "coin":  # one call for n numbers is the same stream as n calls for one
+        coins: NDArray[np.bool_] = random.random_sample(number) < config.labeled_ratio
+        return coins
+    kept = np.zeros(number, dtype=bool)
+    kept[random.choice(number, int(config.labeled_ratio * number), replace=False)] = True
+    return kept
 
 
 def _given_split(classes: Tensor, given: Tensor, config: SplitConfig, num_classes: int | None) -> Split:
@@ -152,7 +163,7 @@ def _given_split(classes: Tensor, given: Tensor, config: SplitConfig, num_classe
     without = next((c for c, count in enumerate(counts) if not count), None)
     if without is not None:
         raise DataError(f"class {without} is to be seen, but no image carries its label. Label some of its images.")
-    total = config.num_classes if config.num_classes is not None else num_classes
+    total = config.known_classes or num_classes
     assert total is not None, "somebody must have said, or estimated, how many classes there are"
     is_labeled, draws = given.clone(), np.random.RandomState(config.seed)
     for c, count in enumerate(counts):
@@ -185,6 +196,18 @@ def names_from_file(config: SplitConfig) -> SplitConfig:
     names = tuple(line for line in lines if line and not line.startswith("#"))
     require(bool(names), f"split.seen_classes: {path} names no class. Write one name a line.")
     return replace(config, seen_classes=names)
+
+
+def validation_split(config: SplitConfig) -> SplitConfig:
+    """The split within the labeled images: the first half of their classes is seen, by the same rule, half of it labeled."""
+    num_seen = config.num_seen or 0
+    if num_seen < 2:
+        raise ConfigError(
+            f"split.validation needs two seen classes at least, to take one for novel; there are {num_seen}."
+        )
+    return SplitConfig(
+        num_seen=num_seen // 2, seed=config.seed, rule=config.rule
+    )  # half of them labeled, as in the paper
 
 
 def check_split(
@@ -221,7 +244,7 @@ def check_given(
             f"split.num_seen = {config.num_seen}, but the files give labels of {num_seen} classes. Write "
             f"split.num_seen=none: the labels say which classes are seen; or name some of them, split.seen_classes=A,B."
         )
-    if config.num_classes is not None and config.num_classes <= num_seen:
+    if config.known_classes is not None and config.known_classes <= num_seen:
         raise ConfigError(
             f"split.num_classes = {config.num_classes} leaves no novel class: {num_seen} are labeled. Raise it."
         )

@@ -24,7 +24,10 @@ from opencon.report.paper_figures import choose_classes, class_figure, confusion
 from opencon.report.side_by_side import Panel, confusions_figure, maps_figure
 
 COUNT = "count:"
-FURTHER = ("novelty", *(COUNT + name for name in COUNTERS.names()))
+FURTHER = ("embedding", "novelty", *(COUNT + name for name in COUNTERS.names()))
+DRAWN_CLASSES, DRAWN_IMAGES = 20, 50  # of the paper's larger figure; images of each class, ours
+BINS = 100  # of the histogram of the score, ours
+THRESHOLD_SHARE = 0.7  # of the labeled images lie above the threshold: the paper's p
 MOST_DRAWN = 1000  # images in a picture: more hide each other, and t-SNE takes its time
 
 
@@ -74,21 +77,50 @@ def evaluate_run(
     return record
 
 
-def further_measures(bench: Workbench, names: Sequence[str]) -> dict[str, Any]:
-    """Further measures of a trained run, by name: "novelty", or "count:" and one of COUNTERS."""
-    unknown = [name for name in names if name not in FURTHER]
-    require(not unknown, f"unknown measure {', '.join(unknown)}. Known: {', '.join(FURTHER)}.")
-    if not names:
-        return {}
-    how = bench.config.eval
-    _, bank, assignment = bench.score(how.on, how.protocol)
+def further_measures(
+    names: Sequence[str], bench: Workbench, bank: FeatureBank, assignment: Assignment
+) -> dict[str, Any]:
+    """Further measures of a trained run, by name: "novelty", "embedding", or "count:" and one of COUNTERS."""
     record: dict[str, Any] = {}
+    if "embedding" in names:
+        record["embedding"] = drawn_embedding(bench, bank, assignment)
     if "novelty" in names:
-        record["novelty"] = novelty_scores(bench, bank, assignment, how.on)
+        record["novelty"] = novelty_scores(bench, bank, assignment, bench.config.eval.on)
     for name in names:
         if name.startswith(COUNT):
             record[name] = class_count(bench, bank, name.removeprefix(COUNT))["num_classes"]
     return record
+
+
+def drawn_embedding(bench: Workbench, bank: FeatureBank, assignment: Assignment) -> dict[str, Any]:
+    """What the paper's figures are drawn from, small: rows of twenty classes, and how the seen score is distributed.
+
+    The score is the cosine with the nearest seen prototype, where the method has learned some, on the axis of the paper.
+    """
+    rows, truth = bench.judged("unlabeled")
+    classes = choose_classes(truth.numpy(), bench.split.num_seen, number=DRAWN_CLASSES)
+    some = torch.cat([(truth == c).nonzero()[:DRAWN_IMAGES, 0] for c in classes])
+    found: dict[str, Any] = {
+        "num_seen": bench.split.num_seen,
+        "names": {str(c): bench.dataset.train.class_names[c] for c in classes},
+        "truth": truth[some].tolist(),
+        "z": [[round(value, 3) for value in row] for row in bank.z.cpu()[rows[some]].tolist()],
+    }
+    if assignment.seen_prototypes is not None:
+        score = (bank.z @ assignment.seen_prototypes.T).amax(dim=1).cpu()
+        threshold = score[bench.labels.cpu() >= 0].quantile(1 - THRESHOLD_SHARE) if len(bench.labels) < 2**24 else None
+        edges = torch.linspace(-1, 1, BINS + 1)
+        is_novel = truth >= bench.split.num_seen
+        counts = [torch.histogram(score[rows[which]].float(), edges).hist.tolist() for which in (~is_novel, is_novel)]
+        found |= {"edges": BINS, "seen": counts[0], "novel": counts[1]}
+        found["threshold"] = None if threshold is None else float(threshold)
+    return found
+
+
+def check_measures(names: Sequence[str]) -> None:
+    """Refuse names that `further_measures` does not know."""
+    unknown = [name for name in names if name not in FURTHER]
+    require(not unknown, f"unknown measure {', '.join(unknown)}. Known: {', '.join(FURTHER)}.")
 
 
 def novelty_scores(
@@ -113,6 +145,7 @@ def novelty_scores(
         is_novel=(truth >= bench.split.num_seen).numpy(),
         logits=assignment.seen_logits,
         own_novelty=assignment.novelty,
+        prototypes=assignment.seen_prototypes,
     )
     return {name: asdict(result) for name, result in table.items()}
 

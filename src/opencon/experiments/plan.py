@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -9,7 +10,7 @@ import torch
 from opencon.config import RunConfig
 from opencon.data.augment import AUGMENTATIONS
 from opencon.data.benchmarks import DatasetInfo, dataset_info
-from opencon.data.split import check_given, check_split
+from opencon.data.split import check_given, check_split, validation_split
 from opencon.encoders import INSTALLED, encoder_entry
 from opencon.errors import ConfigError
 from opencon.methods import METHODS
@@ -30,6 +31,8 @@ def plan(config: RunConfig, *, download: bool = False) -> dict[str, str]:
     learns = {"all": "everything learns", "head": "only the head learns"}.get(
         encoder.train_from, f"{encoder.train_from} and the head learn"
     )
+    if config.split.validation:
+        info, config = _labeled_info(config, info), replace(config, split=validation_split(config.split))
     shown = {
         "data": f"{info.title}: {_images(info)}, {info.image_size} px",
         "method": f"{METHODS[config.method.name].title} ({METHODS[config.method.name].paper})",
@@ -62,7 +65,8 @@ def _split(config: RunConfig, info: DatasetInfo) -> str:
     split = config.split
     num_seen = split.num_seen or (info.given.num_seen if info.given is not None else 0)
     names = f" ({some_names(split.seen_classes)})" if split.seen_classes else ""
-    total = split.num_classes or (info.num_classes if info.given is None else None)
+    told = info.num_classes if info.given is None and split.num_classes is None else None
+    total = split.known_classes or told
     novel = f"{total - num_seen} novel classes" if total else "as many novel classes as the first features suggest"
     if info.given is None:
         labels = f"{split.labeled_ratio:.0%} of their images labeled"
@@ -101,8 +105,18 @@ def check_seen(config: RunConfig, info: DatasetInfo) -> None:
             )
 
 
+def _labeled_info(config: RunConfig, info: DatasetInfo) -> DatasetInfo:
+    """What the labeled images will be, about."""
+    num_seen = config.split.num_seen or 0
+    num_labeled = int(info.num_train * num_seen / info.num_classes * config.split.labeled_ratio)
+    return replace(info, num_classes=num_seen, num_train=num_labeled, num_test=0)
+
+
 def check_fits(config: RunConfig, info: DatasetInfo) -> None:
     """Refuse what cannot work before anything is loaded."""
+    if config.split.validation:
+        check_fits(replace(config, split=validation_split(config.split)), _labeled_info(config, info))
+        return
     num_train = info.num_train
     full = config.augment.size or info.image_size
     OPTIMIZERS[config.train.optimizer], SCHEDULES[config.train.schedule]  # these and the next raise with a hint

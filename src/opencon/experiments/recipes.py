@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -132,6 +132,7 @@ SETTINGS.add(  # ours: the encoder that `opencon discover` has; its stage "last"
 )
 
 
+@cache
 def make_recipe(method: str, name: str, variant: Variant) -> RunConfig:
     """The schedule of a method on a data set."""
     build, setting = METHODS[method].build, SETTINGS[name]
@@ -151,7 +152,7 @@ def make_recipe(method: str, name: str, variant: Variant) -> RunConfig:
     )
     config = RunConfig(
         data=setting.data,
-        split=SplitConfig(num_seen=setting.num_seen),
+        split=SplitConfig(num_seen=setting.num_seen, rule="exact" if setting.protocol == "gcd" else "coin"),
         encoder=replace(encoder, **schedule.encoder),
         augment=schedule.augment,
         strong=schedule.strong,

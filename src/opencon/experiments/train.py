@@ -31,6 +31,7 @@ from opencon.training.run_folder import RunFolder
 from opencon.training.trainer import fit
 
 Scored = tuple[dict[str, Any], FeatureBank, Assignment]  # what `Workbench.score` gives
+Measure = Callable[[Workbench, FeatureBank, Assignment], Mapping[str, Any]]
 MOST_PROBLEMS = 10  # files set aside that are named one by one
 MEASURED_STEPS = 50  # ours: of two views each, so that statistics scatter ten times less than a batch's
 
@@ -44,7 +45,7 @@ def train(
     watchers: Sequence[Callback] = (),
     download: bool = False,
     dataset: Callable[[], Dataset] | None = None,
-    measure: Callable[[Workbench], Mapping[str, Any]] = lambda bench: {},
+    measure: Measure = lambda bench, bank, assignment: {},
 ) -> dict[str, Any]:
     """Train into the folder `out`, or resume the run in it. Returns the final record, which is also in result.json.
 
@@ -83,7 +84,7 @@ def train(
             last = train_epochs(folder, config, bench, optimizer, callbacks, watchers, training)
             scored, bank, assignment = last or bench.score(config.eval.on, config.eval.protocol)
             record = last_record(folder, config, scored)
-        result = finish(folder, bench, {**record, **measure(bench)}, bank, assignment, start=start)
+        result = finish(folder, bench, {**record, **measure(bench, bank, assignment)}, bank, assignment, start=start)
         for watcher in watchers:
             watcher.finished(training, result)
         return result

@@ -16,9 +16,9 @@ from torch import Tensor
 from opencon.config import EvaluationSet, Protocol, RunConfig, with_settings
 from opencon.counting.tree import estimate_classes
 from opencon.data.augment import build_views, plain_view
-from opencon.data.benchmarks import Dataset, dataset_info, load_dataset
+from opencon.data.benchmarks import Dataset, dataset_info, labeled_part, load_dataset
 from opencon.data.loader import TwoStreamLoader
-from opencon.data.split import Split, batch_shares, make_split
+from opencon.data.split import Split, batch_shares, make_split, validation_split
 from opencon.data.streaming import Images
 from opencon.encoders import Embedder, build_embedder
 from opencon.encoders.synchronized import synchronize_norms
@@ -142,6 +142,7 @@ class Workbench:
         if len(self.kept_back):
             right = classes[self.kept_back] == self.dataset.train.classes[self.kept_back]
             record |= {"held_out": float(right.float().mean()), "num_held_out": len(right)}
+        record["classes_in_use_all"] = len(torch.unique(classes[: len(self.labels)]))  # over all training images
         return record | {"seed": self.config.train.seed}, bank, assignment
 
     def _neighbors(self, bank: FeatureBank) -> dict[str, Any]:
@@ -194,12 +195,15 @@ def assemble(config: RunConfig, dataset: Dataset, device: torch.device, *, split
     """Split a data set, unless `split` is given, and build the method on the device."""
     if config.split.seen_classes:
         dataset = dataset.seen_first(config.split.seen_classes)
+    if config.split.validation:
+        config, dataset = for_validation(config, dataset)
     train = dataset.train
     split = split or split_of(config, dataset, device)
     labels = split.visible_labels(train.classes)
     if not config.method.uses_labels:
         labels = torch.full_like(labels, -1)
-    task = Task(split.num_seen, split.num_classes, split.labeled_ratio, len(train))
+    counted = is_counted(config, dataset)
+    task = Task(split.num_seen, split.num_classes, split.labeled_ratio, len(train), counted)
     size = config.augment.size or train.images.shape[-1]
     method = build_method(config, task, in_channels=train.images.shape[1], image_size=size)
     return Workbench(
@@ -239,37 +243,53 @@ def start_embedder(config: RunConfig, in_channels: int, image_size: int) -> Embe
     )
 
 
+def for_validation(config: RunConfig, dataset: Dataset) -> tuple[RunConfig, Dataset]:
+    """The run within the labeled images of a run: nothing else is looked at."""
+    outer = replace(config.split, validation=False, num_classes=None)
+    split = make_split(dataset.train.classes, outer, num_data_classes=dataset.info.num_classes)
+    part = labeled_part(dataset, split.labeled, split.num_seen)
+    return replace(config, split=validation_split(config.split)), part
+
+
+def is_counted(config: RunConfig, dataset: Dataset) -> bool:
+    """Whether the number of classes is an estimate: asked for, or because nobody says it."""
+    unsaid = dataset.train.given is not None and config.split.num_classes is None
+    return config.method.uses_labels and (config.split.num_classes == "auto" or unsaid)
+
+
 def split_of(config: RunConfig, dataset: Dataset, device: torch.device) -> Split:
     """The split of a new run; where nobody says how many classes there are, their number is estimated first."""
-    train = dataset.train
-    number = None
-    if train.given is not None and config.split.num_classes is None:
-        number = max(len(train.class_names), 2)
-        if config.method.uses_labels:
-            number = estimated_classes(config, dataset, device)
-    return make_split(
-        train.classes,
-        config.split,
-        num_data_classes=dataset.info.num_classes,
-        given=train.given,
-        num_classes=number,
-    )
+    train, told = dataset.train, dataset.info.num_classes
+    known = replace(config.split, num_classes=config.split.known_classes)
+    number = max(len(train.class_names), 2) if train.given is not None else None
+    if is_counted(config, dataset):
+        if train.given is not None:
+            labels = torch.where(train.given, train.classes, -1)
+        else:
+            labels = make_split(train.classes, known, num_data_classes=told).visible_labels(train.classes)
+        number = estimated_classes(config, dataset, labels, device)
+    return make_split(train.classes, known, num_data_classes=told, given=train.given, num_classes=number)
 
 
-def estimated_classes(config: RunConfig, dataset: Dataset, device: torch.device) -> int:
-    """How many classes the training images seem to show, by the features that the run starts from; at least one is novel."""
+def estimated_classes(config: RunConfig, dataset: Dataset, labels: Tensor, device: torch.device) -> int:
+    """How many classes the training images seem to show, by the features that the run starts from; at least one is novel.
+
+    A method that corrects the number while it trains starts with the upper end of the estimate, at most twice of it: what
+    is too much goes, and is easier to find than a class that is two (ours).
+    """
     train = dataset.train
-    assert train.given is not None
     size = config.augment.size or train.images.shape[-1]
     with seeded(config.train.seed):
         embedder = start_embedder(config, train.images.shape[1], size).to(device)
-    labels = torch.where(train.given, train.classes, -1)
     view = partial(plain_view, image_size=size)
     chunks = torch.split(train.images, BATCH) if isinstance(train.images, Tensor) else train.images.in_order(BATCH)
     z = torch.cat([embed_images(embedder, embedder.features, chunk.to(device), view).cpu() for chunk in chunks])
     num_seen = int(labels.max()) + 1
     count = estimate_classes(F.normalize(z, dim=1), labels, num_seen=num_seen, seed=config.split.seed)
-    return max(count.num_classes, num_seen + 1)
+    number = count.num_classes
+    if config.method.corrects(is_counted=True):
+        number = max(number, min(count.high, 2 * number))
+    return max(number, num_seen + 1)
 
 
 def build_loader(bench: Workbench) -> TwoStreamLoader:

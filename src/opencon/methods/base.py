@@ -28,6 +28,7 @@ class Task:
     num_classes: int  # seen + novel: how many to look for
     labeled_ratio: float  # share of the seen classes' images that are labeled
     num_images: int  # M, of the training set
+    is_counted: bool = False  # whether num_classes is an estimate
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,7 @@ class Assignment:
     seen_logits: Tensor | None = None  # (M, S) of the seen classes, where it has a classifier of them
     novelty: Tensor | None = None  # (M,) larger is newer, where the method has a score
     novelty_threshold: Tensor | None = None  # scalar: above it an image counts as novel
+    seen_prototypes: Tensor | None = None  # (S, D) unit rows among the embeddings, where it has learned some
 
     @classmethod
     def from_logits(cls, logits: Tensor, num_seen: int) -> Assignment:

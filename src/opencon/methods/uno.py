@@ -52,9 +52,10 @@ class UNOConfig(MethodConfig):
     temperature: float = 0.1
     epsilon: float = 0.05  # of Sinkhorn-Knopp
     rounds: int = 3
-    # Expected shares of the classes among the unlabeled: all prototypes alike, as in GCD, or (ours) less for seen classes,
-    # which have lost their labeled images, and as much for a novel class however many prototypes it has.
-    prior: Literal["uniform", "unlabeled"] = "uniform"
+    # Expected shares of the classes among the unlabeled: (ours) less for seen classes, which have lost their labeled images,
+    # and as much for a novel class however many prototypes it has; or all prototypes alike, as in GCD, by which a quarter of
+    # the novel images must be called seen where half the classes are seen and half of their images labeled.
+    prior: Literal["unlabeled", "uniform"] = "unlabeled"
 
     def __post_init__(self) -> None:
         positive(self, "temperature", "epsilon")
@@ -126,9 +127,8 @@ class UNO(Method[UNOConfig]):
     def schedule(cls, kind: Kind, variant: Variant = "released") -> Schedule:
         """The authors' code: SGD 0.4 -> 0.001, warm-up, weight decay 1.5e-4. digits: ours."""
         if kind == "digits":
-            # Narrow heads: 2048 hidden units for images of 64 pixels are only slow. With classes expected alike, a quarter
-            # of the novel images would have to be called seen. 0.03 did better than 0.1 (seed 0).
-            method = UNOConfig(hidden=128, dim=64, prior="unlabeled")
+            # Narrow heads: 2048 hidden units for images of 64 pixels are only slow. 0.03 did better than 0.1 (seed 0).
+            method = UNOConfig(hidden=128, dim=64)
             return usual(method, kind, epochs=50, lr=0.03, lr_end=0.001, warmup_epochs=5, weight_decay=1.5e-4)
         train = {"lr": 0.4, "lr_end": 0.001, "weight_decay": 1.5e-4, "schedule": "cosine", "milestones": ()}
         if kind == "cifar":

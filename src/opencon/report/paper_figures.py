@@ -78,7 +78,7 @@ def class_figure(
         raise ConfigError(f"classes = {list(chosen)} must be among those with images; {missing} have none.")
     figure = blank_figure((7.2, 6.0))
     rows = np.isin(truth, chosen)
-    how, xy = _project(z[rows], projection, seed)
+    how, xy = project_classes(z[rows], projection, seed)
     axes = figure.add_axes((0.0, 0.0, 1.0, 0.9))
     area = float(np.clip(22000 / len(xy), 6, 50))
     for i, c in enumerate(chosen):
@@ -247,7 +247,7 @@ def _name_axes(axes: Any, classes: list[int], columns: list[int], class_names: S
         spine.set_color("#dddddd")
 
 
-def _project(z: Points, projection: Projection | Literal["umap"], seed: int) -> tuple[str, Points]:
+def project_classes(z: Points, projection: Projection | Literal["umap"] = "umap", seed: int = 0) -> tuple[str, Points]:
     """UMAP if it is asked for, installed, and has enough images; else `figures.project`. The name says which."""
     if projection != "umap":
         return project(z, projection=projection, seed=seed)
