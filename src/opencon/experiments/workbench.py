@@ -296,7 +296,7 @@ def build_loader(bench: Workbench) -> TwoStreamLoader:
     """Batches of labeled and unlabeled images, with two views of each, and those of `config.views`."""
     config = bench.config
     channels, image_size = bench.images.shape[1], bench.images.shape[-1]
-    augments, mixers = build_views(config, image_size=image_size, channels=channels, device=bench.device)
+    augments, mixers = build_views(config, image_size=image_size, channels=channels)
     shares = (0, config.train.batch_size)
     if config.method.uses_labels:
         shares = batch_shares(bench.split, config.train.batch_size, config.train.labeled_share)
