@@ -3,6 +3,7 @@
 import io
 import json
 import signal
+import subprocess
 import sys
 from contextlib import contextmanager
 from dataclasses import replace
@@ -434,3 +435,25 @@ def test_a_training_bar_shows_epoch_time_and_accuracy_at_any_width(monkeypatch, 
     line = next(line for line in reversed(out.getvalue().replace("\r", "\n").split("\n")) if "loss" in line)
     assert all(part in line for part in ("epoch 99/100", "left", "loss 4.83", "all 86.8%"))
     assert ("n 5.07" in line) == ("seen 99.0%" in line) == terms
+
+
+# --- what is loaded ---------------------------------------------------------------------------------------------------
+
+
+def test_a_command_that_computes_nothing_loads_nothing_heavy():
+    """A second or more for each of these packages: help, lists and mistakes should not wait for them."""
+    code = """
+import contextlib, io, sys
+from opencon.cli import main
+for line in sys.argv[1:]:
+    with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()):
+        main(line.split())
+    names = ("torch", "numpy", "PIL", "scipy", "sklearn", "matplotlib", "pandas")
+    print(line, *(name for name in names if name in sys.modules), sep=",")
+"""
+    light = ["--help", "--version", "discover --help", "train --nope", "nonsense"]
+    others = ["list", "list recipes", "train nope", "discover", "discover /none", "count /none", "compare /none"]
+    others += ["predict /none /none", "evaluate /none", "export /none", "train digits --set a.b=c"]
+    run = subprocess.run([sys.executable, "-c", code, *light, *others], check=True, capture_output=True, text=True)
+    loaded = dict(line.split(",", 1) if "," in line else (line, "") for line in run.stdout.splitlines())
+    assert loaded == dict.fromkeys(light, "") | dict.fromkeys(others, "torch,numpy,PIL")

@@ -33,7 +33,6 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 import torch.nn.functional as F
-from scipy.cluster.hierarchy import cut_tree, linkage
 from torch import Tensor
 
 from opencon.cluster.kmeans import kmeans
@@ -227,6 +226,8 @@ def _cuts(z: Tensor, labels: Tensor, num_seen: int, numbers: set[int]) -> Iterat
 
 def _average_cuts(z: Tensor, numbers: set[int]) -> Iterator[Tensor]:
     """Groups (N,) for each of the numbers, from the tree of average distances: a small class far away stays apart."""
+    from scipy.cluster.hierarchy import cut_tree, linkage  # late: slow to import
+
     if len(z) > 1:
         tree = linkage(z.double().numpy(), "average")
         for groups in cut_tree(tree, sorted(k for k in numbers if k <= len(z))).T:
