@@ -8,6 +8,7 @@ from opencon.config import ViewConfig
 from opencon.data.loader import Batch
 from opencon.errors import ConfigError
 from opencon.methods import METHODS, Concord, ConcordConfig, Epoch, FeatureBank
+from opencon.methods.parts import WeightAverage
 from opencon.runtime import seeded
 from tests.methods.toys import TASK, ToyEmbedder, toy_batch
 from tests.naive.concord import naive_losses, naive_targets
@@ -188,26 +189,23 @@ def test_the_queue_takes_the_newest_first():
     assert torch.equal(method.queue[8:], before[:12])
 
 
-def test_classes_come_from_averaged_weights_and_both_mirror_images():
-    method, images = build(average=0.5), toy_batch().views[0]
-    slow = [p.detach().clone() for p in (method.embedder.linear.weight, method.classifier.weight)]
-    with torch.no_grad():
-        for p in method.parameters():
-            p += torch.randn(p.shape, generator=torch.Generator().manual_seed(1))
-    method.after_step(torch.zeros(0, 5))
-    momentum = 2 / 11  # its first update; see WeightAverage
-    for average, p in zip(slow, (method.embedder.linear.weight, method.classifier.weight), strict=True):
-        average.mul_(momentum).add_((1 - momentum) * p.detach())
-    bias = method.average.linear__bias
-    rows = [F.normalize(x.flatten(1).double() @ slow[0].T + bias, dim=1) for x in (images, images.flip(-1))]
-    torch.testing.assert_close(method.embed(images), F.normalize(rows[0] + rows[1], dim=1))
-    method.config = ConcordConfig(mirror=False)
+def test_classes_come_from_the_features_in_front_of_the_head():
+    method, images = build(), toy_batch().views[0]
     z = method.embed(images)
-    torch.testing.assert_close(z, rows[0])
+    torch.testing.assert_close(z, F.normalize(method.embedder.features(images), dim=1))
     got = method.assign(FeatureBank(z, torch.full((24,), -1)))
-    cosines = torch.tensor(naive_cosines(z, slow[1]))
+    cosines = torch.tensor(naive_cosines(z.detach(), method.classifier.weight.detach()))
     assert torch.equal(got.classes, cosines.argmax(dim=1))
     torch.testing.assert_close(got.p.float(), (cosines / 0.1).softmax(dim=1).float())
+
+
+def test_a_new_start_is_the_start_of_the_averages_too():
+    method, (bank, classes) = build(started=False), two_lumps()
+    method.twin = WeightAverage(method, 0.999)
+    method.start_from(bank, classes)
+    method.twin.exchange()
+    means = F.normalize(torch.stack([bank.z[classes == c].mean(dim=0) for c in range(5)]), dim=1)
+    torch.testing.assert_close(method.classifier.weight.detach(), means)
 
 
 # --- settings ---------------------------------------------------------------------------------------------------------
@@ -216,7 +214,8 @@ def test_classes_come_from_averaged_weights_and_both_mirror_images():
 def test_the_numbers_of_the_recipe():
     """As docs/past-the-paper.md says; the learning rate was chosen on a development set."""
     c, own = ConcordConfig(), Concord.schedule("cifar")
-    assert (c.temperature, c.epsilon, c.rounds, c.queue, c.average) == (0.1, 0.05, 3, 4096, 0.999)
+    assert (c.temperature, c.epsilon, c.rounds, c.queue) == (0.1, 0.05, 3, 4096)
+    assert own.eval == {"average": 0.999, "fresh_norms": True, "mirror": True}
     assert (c.weight_labels, c.weight_crops, c.weight_contrast, c.weight_labeled) == (0.5, 1.0, 1.0, 0.3)
     assert (own.train.lr, own.train.nesterov, own.train.epochs, own.train.batch_size) == (0.1, True, 110, 512)
     assert own.views == (ViewConfig(size=20, crop_scale=(0.2, 0.6), count=4),)
@@ -227,7 +226,7 @@ def test_the_numbers_of_the_recipe():
 def test_digits_are_neither_cut_nor_mirrored():
     own = Concord.schedule("digits")
     assert own.views == ()
-    assert not own.method.mirror
+    assert "mirror" not in own.eval
     assert 0 < own.method.contrast_epochs < own.train.epochs
 
 
@@ -246,7 +245,6 @@ def test_digits_are_neither_cut_nor_mirrored():
         ({"weight_crops": -1.0}, r"method\.weight_crops = -1\.0 must not be negative"),
         ({"weight_contrast": -1.0}, r"method\.weight_contrast = -1\.0 must not be negative"),
         ({"weight_labeled": -1.0}, r"method\.weight_labeled = -1\.0 must not be negative"),
-        ({"average": 1.0}, r"method\.average = 1\.0 must lie in \[0, 1\)"),
     ],
 )
 def test_settings_that_cannot_work(settings, message):
