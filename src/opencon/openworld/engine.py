@@ -96,7 +96,13 @@ class _Candidate:
 
 @torch.no_grad()
 def explain(
-    x: Tensor, labels: Tensor, *, num_seen: int, seed: int = 0, max_classes: int | None = None
+    x: Tensor,
+    labels: Tensor,
+    *,
+    num_seen: int,
+    seed: int = 0,
+    min_classes: int = 1,
+    max_classes: int | None = None,
 ) -> tuple[Tensor, CountEstimate]:
     """A class for every row (M,), seen ones first, and how many there are.
 
@@ -106,7 +112,8 @@ def explain(
         labels: (M,) class in [0, S) of a labeled row, -1 elsewhere.
         num_seen: S; 0: no labels.
         seed: same seed, same answer.
-        max_classes: the most to look for; None: 100, or twice the seen classes if that is more.
+        min_classes: the fewest to look for; the seen classes count too.
+        max_classes: the most to look for; None: `most_classes`.
     """
     refuse_bad_rows(x, labels, num_seen, max_classes)
     x, labels = x.detach().to(CPU, torch.float32), labels.to(CPU, torch.long)
@@ -119,8 +126,9 @@ def explain(
         encoder.fit(x, power=POWER)
     kept, rows = _look(x[drawn], encoder.rotate(x[drawn] - encoder.mean), labels[drawn], num_seen, seed)
     drawn = drawn[kept]
-    wanted = max_classes or max(LARGEST, PER_SEEN * num_seen)
-    low, high = max(num_seen, 1), min(wanted, max(len(drawn) // PER_CLASS, num_seen, 1))
+    wanted = max_classes or most_classes(num_seen)
+    high = min(wanted, max(len(drawn) // PER_CLASS, num_seen, 1))
+    low = min(max(min_classes, num_seen, 1), high)
     found = _candidates(rows, low, high)
     best = max(found, key=lambda candidate: candidate.evidence)
     classes = labels.clone()
@@ -139,6 +147,11 @@ def explain(
 
         classes[rest] = in_parts(nearest, x[rest])
     return by_size(classes, num_seen), _count(found, best, wanted)
+
+
+def most_classes(num_seen: int) -> int:
+    """The most classes to look for when nothing is said."""
+    return max(LARGEST, PER_SEEN * num_seen)
 
 
 def _look(x: Tensor, turned: Tensor, labels: Tensor, num_seen: int, seed: int) -> tuple[Tensor, _Rows]:
@@ -174,7 +187,8 @@ def _candidates(rows: _Rows, low: int, high: int) -> list[_Candidate]:
             _, classes = fit_gaussians(z, named, rows.labels, num_seen=rows.num_seen, rounds=ROUNDS)
             classes = by_size(classes, rows.num_seen)
             num_classes = max(int(classes.max()) + 1, rows.num_seen)
-            if num_classes <= high or not found:  # naming can leave more classes than there were groups
+            # Naming can leave more classes than there were groups, the mixture fewer.
+            if low <= num_classes <= high or not found:
                 found[key] = _Candidate(evidence(rows, classes), num_classes, classes)
 
     for start in starts:

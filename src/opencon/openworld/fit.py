@@ -29,10 +29,10 @@ from opencon.cluster.numbering import by_size, order_by_size
 from opencon.counting import CountEstimate
 from opencon.errors import DataError, require
 from opencon.methods import METHODS, FeatureBank, Method, Task
-from opencon.openworld.engine import explain
+from opencon.openworld.engine import explain, most_classes
 from opencon.openworld.mixture import fit_gaussians, fit_mixture, held_out_accuracy, softness
 from opencon.openworld.model import OpenWorldModel, Prediction, in_parts
-from opencon.openworld.row_encoder import RowEmbedder, RowEncoder, set_affine
+from opencon.openworld.row_encoder import RowEmbedder, RowEncoder, set_affine, unit
 from opencon.openworld.views import FeatureViews
 from opencon.rows import check_labels, check_rows
 from opencon.runtime import generator, seeded
@@ -58,6 +58,8 @@ class OpenWorldConfig:
     """How features become classes and groups."""
 
     num_novel: int | None = None  # new groups to look for, at most; None: estimate
+    novel_range: tuple[int, int] | None = None  # the fewest and the most to find, where they are estimated
+    max_classes: int | None = None  # the most classes and groups together, likewise; None: `engine.most_classes`
     method: str = "opencon"  # one of ON_ROWS; it matters only with steps
     seed: int = 0
     steps: int = 0  # of training a head, in whole epochs; on fixed features they gain nothing (benchmarks/openworld.py)
@@ -128,7 +130,11 @@ def fit_features(
     x, labels = x.detach().to(CPU, torch.float32), labels.to(CPU, torch.long)
     classes, count = None, None
     if config.num_novel is None:
-        classes, count = explain(x, labels, num_seen=num_seen, seed=config.seed)
+        low, high = config.novel_range or (0, x.shape[0])
+        most = min(num_seen + high, config.max_classes or most_classes(num_seen) + low)
+        classes, count = explain(
+            x, labels, num_seen=num_seen, seed=config.seed, min_classes=num_seen + low, max_classes=max(most, 1)
+        )
     start = _start(x, labels, num_seen, config, classes)
     num_classes, dim = max(num_seen, int(start.classes.max()) + 1), start.encoder.num_features
     model = OpenWorldModel(num_features=x.shape[1], dim=dim, num_seen=num_seen, num_classes=num_classes)
@@ -226,7 +232,7 @@ def _finish(
     num_seen = model.num_seen
     z = in_parts(model.learned, x)
     whitening, classes = fit_gaussians(z, by_size(classes, num_seen), labels, num_seen=num_seen, rounds=ROUNDS_AFTER)
-    z = F.normalize(whitening(z), dim=1)
+    z = unit(whitening(z))
     classes = fit_mixture(z, classes, labels, num_seen=num_seen, rounds=ROUNDS_AFTER).assignment
     mixture = fit_mixture(z, by_size(classes, num_seen), labels, num_seen=num_seen, rounds=1)
 

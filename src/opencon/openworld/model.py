@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from opencon.openworld.row_encoder import ResidualHead, RowEncoder
+from opencon.openworld.row_encoder import ResidualHead, RowEncoder, unit
 from opencon.rows import check_rows
 from opencon.runtime import seeded
 
@@ -64,7 +64,7 @@ class OpenWorldModel(nn.Module):
 
     def embed(self, x: Tensor) -> Tensor:
         """(M, F) -> (M, D) unit rows."""
-        return F.normalize(self.whiten(self.learned(x)), dim=1)
+        return unit(self.whiten(self.learned(x)))
 
     def learned(self, x: Tensor) -> Tensor:
         """(M, F) -> (M, D) unit rows as the method has left them, before classes become balls."""
