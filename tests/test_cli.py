@@ -13,7 +13,8 @@ import pytest
 from rich.console import Console
 
 from opencon import cli
-from opencon.cli import research
+from opencon.cli import base, research
+from opencon.cli.base import Lines
 from opencon.data.benchmarks import DATASETS
 from opencon.encoders import ENCODERS
 from opencon.experiments.recipes import SETTINGS
@@ -457,3 +458,28 @@ for line in sys.argv[1:]:
     run = subprocess.run([sys.executable, "-c", code, *light, *others], check=True, capture_output=True, text=True)
     loaded = dict(line.split(",", 1) if "," in line else (line, "") for line in run.stdout.splitlines())
     assert loaded == dict.fromkeys(light, "") | dict.fromkeys(others, "torch,numpy,PIL")
+
+
+# --- progress without a terminal --------------------------------------------------------------------------------------
+
+
+def test_progress_is_a_line_now_and_then_where_there_is_no_terminal():
+    said, now = [], [0.0]
+    lines = Lines(said.append, clock=lambda: now[0])
+    for second in range(26):
+        now[0] = float(second)
+        lines.update("looking at photos", 40 * second, 1000)
+    lines.update("writing", 0, 1)
+    lines.update("writing", 1, 1)  # too quick to be said
+    assert said == [
+        "looking at photos: 400 of 1,000, 10 s, about 15 s left",
+        "looking at photos: 800 of 1,000, 20 s, about 5 s left",
+        "looking at photos: 1,000 of 1,000, 25 s",
+    ]
+
+
+def test_commands_say_how_far_they_are_where_there_is_no_terminal(capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr(base, "EVERY", 0.0)
+    err = works(capsys, "train", "digits", *SMALL, "--out", tmp_path / "run").err
+    assert [line.split(",")[0] for line in err.splitlines()] == ["epochs: 1 of 2", "epochs: 2 of 2"]
+    assert "loss" in err

@@ -280,6 +280,7 @@ def test_what_pandas_makes_of_a_missing_label_is_one(y, classes):
     ("y", "words"),
     [
         (None, "requires y to be passed.*-1 for every row"),
+        (np.full(150, np.nan), "nothing but NaN.*-1 for every row"),
         (np.full(150, np.inf), "infinity"),
         (np.linspace(0, 1, 150), "continuous"),
         (np.array(["a", 1, None] * 50, dtype=object), "y holds int, str. Give labels that are all strings"),

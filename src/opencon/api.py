@@ -109,7 +109,9 @@ def discover_config(
         novel = None if novel == "auto" else int(novel)
     num_views = views if views is not None else views_for(steps)
     return DiscoverConfig(
-        features=FeatureSettings(encoder=str(encoder), image_size=size, num_views=num_views, seed=seed),
+        features=FeatureSettings(
+            encoder=str(encoder), image_size=size, num_views=num_views
+        ),  # any seed finds them again
         fit=OpenWorldConfig(num_novel=novel, steps=steps, seed=seed),
         finetune=finetune,
     )

@@ -395,12 +395,12 @@ def test_photos_of_every_kind_and_broken_ones(capsys, photos, tmp_path):
     (pile / "torn.jpg").write_bytes((pile / "torn.jpg").read_bytes()[:300])
     (pile / "nothing.png").write_bytes(b"")
     Image.new("1", (20_000, 20_000)).save(pile / "huge.png")
-    (pile / "phone.HEIC").write_bytes(b"\0\0\0\x18ftypheic")
+    (pile / "camera.DNG").write_bytes(b"II*\0 of a camera")
     ran = works(capsys, "discover", *where(photos), "--novel", 2, *FAST, "--out", tmp_path / "run")
     rows = {row["file"].removeprefix("pile/"): row for row in rows_of(tmp_path / "run")}
     errors = {name: row["error"] for name, row in rows.items() if row["error"]}
-    assert set(errors) == {"torn.jpg", "nothing.png", "huge.png", "phone.HEIC"}
-    assert errors["phone.HEIC"] == "is in a format that cannot be read (.heic). Convert it to JPEG."
+    assert set(errors) == {"torn.jpg", "nothing.png", "huge.png", "camera.DNG"}
+    assert errors["camera.DNG"] == "is in a format that cannot be read (.dng). Convert it to JPEG."
     assert "is empty" in errors["nothing.png"]
     assert "too many pixels" in errors["huge.png"]
     assert all(name in ran.err for name in errors)

@@ -10,7 +10,8 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Annotated
 
@@ -36,6 +37,7 @@ errors = Console(stderr=True, highlight=False, markup=False, emoji=False, soft_w
 
 Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda or cuda:N.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the plan and the settings, compute nothing.")]
+EVERY = 10.0  # seconds between two lines of progress; ours: an hour is 360 lines
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
 
 
@@ -60,6 +62,26 @@ def options(version: Annotated[bool, typer.Option("--version", help="Print the v
     if version:
         console.print(f"opencon {__version__}")
         raise typer.Exit
+
+
+class Lines:
+    """Progress where the output is no terminal: a line now and then, none for what is quick."""
+
+    def __init__(self, say: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
+        self.say, self.clock = say, clock
+        self.began: dict[str, float] = {}
+        self.said: dict[str, float] = {}
+
+    def update(self, stage: str, done: int, total: int, note: str = "") -> None:
+        """So many of all are done; said if the last line is ten seconds old, or if it was the last part."""
+        now = self.clock()
+        began = self.began.setdefault(stage, now)
+        last = self.said.get(stage)
+        if now - (began if last is None else last) < EVERY and (last is None or done < total):
+            return
+        self.said[stage] = now
+        left = f", about {(now - began) * (total - done) / done:,.0f} s left" if 0 < done < total else ""
+        self.say(f"{stage}: {done:,} of {total:,}, {now - began:,.0f} s{left}{note and f'; {note}'}")
 
 
 def show_plan(plan: Mapping[str, str]) -> None:

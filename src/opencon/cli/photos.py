@@ -15,7 +15,7 @@ import typer
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from opencon.cli.base import Device, DryRun, app, console, errors, resumable, show_count, show_plan
+from opencon.cli.base import Device, DryRun, Lines, app, console, errors, resumable, show_count, show_plan
 from opencon.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -97,10 +97,12 @@ def discover(
     true_classes = read_truth(truth) if truth is not None else None
     where = pick_device(device)
     prepared = prepare(photos, config, where)
-    show_plan({**prepared.plan(), "device": str(where), "folder": str(out)})
+    cache_folder = None if no_cache else cache.expanduser()
+    with resumable(on_return(no_cache)), quiet_warnings():
+        plan = prepared.plan(None if dry_run else cache_folder)  # what is looked at for the plan is kept
+    show_plan({**plan, "device": str(where), "folder": str(out)})
     if dry_run:
         return
-    cache_folder = None if no_cache else cache.expanduser()
     with resumable(on_return(no_cache)), quiet_warnings(), bars() as progress:
         result = discover_photos(prepared, out, cache=cache_folder, truth=true_classes, progress=progress)
     show_discovery(result, config.fit.num_novel)
@@ -293,7 +295,15 @@ def quiet_warnings() -> Iterator[None]:
 
 @contextmanager
 def bars() -> Iterator[Any]:
-    """A progress bar for each stage, in turn."""
+    """A progress bar for each stage, in turn; lines where there is no terminal."""
+    if not errors.is_terminal:
+        lines = Lines(lambda line: errors.print(line))
+
+        def say(stage: str, done: int, total: int) -> None:
+            lines.update(BARS.get(stage, stage), done, total)
+
+        yield say
+        return
     columns = (
         TextColumn("{task.description:>18}"),
         BarColumn(bar_width=28),

@@ -9,6 +9,7 @@ Letters: M images, H height, W width.
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 import warnings
@@ -25,7 +26,7 @@ import torch
 from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
-from opencon.data.listings import OTHER_SUFFIXES, Listing, printable
+from opencon.data.listings import HEIC_SUFFIXES, OTHER_SUFFIXES, Listing, printable
 from opencon.data.streaming import PIECE, Images, StreamedImages
 from opencon.errors import DataError
 
@@ -204,6 +205,8 @@ def _sift(paths: Sequence[Path], read: Callable[[int], None]) -> tuple[list[int]
         except UnidentifiedImageError:
             if (suffix := paths[i].suffix.lower()) in OTHER_SUFFIXES:
                 return f"is in a format that cannot be read ({suffix}). Convert it to JPEG."
+            if suffix in HEIC_SUFFIXES and not can_read_heic():
+                return "is HEIC, which needs a package that is missing. Run: pip install 'opencon[heic]'"
             return "is empty" if os.path.getsize(paths[i]) == 0 else "is not an image, whatever its name says"
         except Exception as err:  # a damaged file can raise nearly anything inside Pillow's decoders
             return f"cannot be decoded ({type(err).__name__}: {err})"
@@ -219,10 +222,23 @@ def _sift(paths: Sequence[Path], read: Callable[[int], None]) -> tuple[list[int]
     return kept, tuple(f"{printable(path)} {why}" for path, why in zip(paths, reasons, strict=True) if why)
 
 
+@functools.cache
+def can_read_heic() -> bool:
+    """Whether Pillow reads HEIC from now on, which takes the extra `heic`."""
+    try:
+        from pillow_heif import register_heif_opener
+    except ImportError:
+        return False
+    register_heif_opener()
+    return True
+
+
 def _open(path: Path) -> Image.Image:
     """Open a file whose header says that it is an image of an acceptable size."""
     if not path.is_file():  # a pipe would block forever, and a dangling link deserves a plain message
         raise FileNotFoundError("not a file")
+    if path.suffix.lower() in HEIC_SUFFIXES:
+        can_read_heic()
     file = Image.open(path)
     if file.width * file.height > MAX_PIXELS:
         file.close()

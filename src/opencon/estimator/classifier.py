@@ -379,9 +379,9 @@ class OpenWorldClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Tran
         doubt = None
         if self.n_novel_ < asked:
             doubt = (
-                f"n_novel = {asked} was asked for, and {self.n_novel_} are left: other groups had no rows of their own, or lay "
-                f"no farther from a class than its halves from each other. Ask for fewer, or label some rows of what is "
-                f"missing."
+                f"n_novel = {asked} was asked for, and {self.n_novel_} are left: other groups had no rows of their own, or "
+                f"lay no farther from a class than its halves from each other. Ask for fewer, or label some rows of what "
+                f"is missing."
             )
         elif self.count_ is not None and config.novel_range is None and self.count_.num_classes >= most:
             doubt = (

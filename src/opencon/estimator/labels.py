@@ -39,6 +39,8 @@ def encode_labels(y: Any) -> tuple[Array, npt.NDArray[np.int64]]:
         labels = _of_one_type(y[has_label])
     else:
         has_label = ~np.isnan(y) if y.dtype.kind == "f" else np.ones(len(y), dtype=bool)
+        if len(y) and not has_label.any():
+            raise InputError("y holds nothing but NaN. Where there are no labels, give -1 for every row.")
         labels = y[has_label]
         assert_all_finite(labels, input_name="y")
     if labels.dtype.kind in "iuf":

@@ -34,7 +34,7 @@ from opencon.encoders.stored import EncoderFacts
 from opencon.errors import DataError, RunError
 from opencon.metrics import OpenWorldAccuracy, evaluate
 from opencon.openworld.fit import Fitted, OpenWorldConfig, fit_features
-from opencon.photos.features import Extractor, FeatureSettings, PhotoFeatures, photo_features
+from opencon.photos.features import Extractor, FeatureSettings, PhotoFeatures, photo_features, seconds_for
 from opencon.photos.finetune import check_finetune, finetune
 from opencon.photos.listing import FEWEST, Photos, check, new_names, some_names, typical_side
 from opencon.photos.model import SETTINGS as MODEL
@@ -111,10 +111,10 @@ class Prepared:
     config: DiscoverConfig
     extractor: Extractor
 
-    def plan(self) -> dict[str, str]:
-        """What will be done, in words. This opens no photo, but it times the encoder."""
+    def plan(self, cache: Path | None) -> dict[str, str]:
+        """What will be done, in words. Two seconds of it are done, to tell how long it will take."""
         photos, f, fit = self.photos, self.config.features, self.config.fit
-        seconds = len(photos.paths) * (1 + f.num_views) / _images_per_second(self.extractor)
+        seconds = seconds_for(photos.paths, self.extractor, cache=cache)
         about = f"about {seconds / 60:.0f} min" if seconds >= 90 else f"about {max(seconds, 1):.0f} s"
         labeled, classes = photos.num_labeled, len(photos.class_names)
         looks = "as it is" if f.num_views == 0 else f"and {f.num_views} view{'s' * (f.num_views > 1)} of it"
@@ -123,7 +123,7 @@ class Prepared:
             "photos": f"{len(photos.paths):,}: {labeled:,} labeled in {classes} class{'es' if classes > 1 else ''} "
             f"({some_names(photos.class_names)}), {len(photos.paths) - labeled:,} unlabeled",
             "encoder": f"{f.encoder} at {self.extractor.encoder.image_size} px, each photo {looks}: {about} "
-            f"where nothing is cached; grouping and the page come on top",
+            f"{'where nothing is cached' if cache is None else 'from here'}; grouping and the page come on top",
             "looks for": f"the {classes} seen and {groups}",
             "how": f"{self._learning()}, seed {fit.seed}",
         }
@@ -392,16 +392,3 @@ def _facts(prepared: Prepared, seconds: float) -> dict[str, object]:
         "seconds": f"{seconds:.0f}",
         "made with": f"torch {torch.__version__} on {prepared.extractor.device}",
     }
-
-
-@torch.inference_mode()
-def _images_per_second(extractor: Extractor) -> float:
-    """The speed of the encoder on this machine, from one timed batch."""
-    size = extractor.encoder.image_size
-    images = torch.zeros(extractor.photos_at_once, 3, size, size, dtype=torch.uint8)
-    keys = ["0" * 64] * len(images)
-    extractor(images, keys)
-    began = time.perf_counter()
-    extractor(images, keys)
-    seconds = time.perf_counter() - began
-    return len(images) * (1 + extractor.settings.num_views) / max(seconds, 1e-6)

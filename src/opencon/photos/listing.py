@@ -18,7 +18,8 @@ from pathlib import Path
 
 from PIL import Image
 
-from opencon.data.listings import IMAGE_SUFFIXES, find_images, list_folder, printable
+from opencon.data.listings import HEIC_SUFFIXES, IMAGE_SUFFIXES, find_images, list_folder, printable
+from opencon.data.sources import can_read_heic
 from opencon.data.tables import LABEL_COLUMNS, PATH_COLUMNS, read_table
 from opencon.errors import ConfigError, DataError
 
@@ -212,6 +213,8 @@ def typical_side(paths: tuple[Path, ...]) -> int | None:
     """The median short side of some of the photos, from their headers; None where none can be read."""
     sides = []
     for path in paths[:: max(1, len(paths) // SIZES_LOOKED_AT)]:
+        if path.suffix.lower() in HEIC_SUFFIXES:
+            can_read_heic()  # for thumbnails as well, where all features are cached
         # A damaged file is reported when it is decoded.
         with contextlib.suppress(Exception), Image.open(path) as image:
             sides.append(min(image.size))
