@@ -10,7 +10,7 @@ from opencon.errors import ConfigError
 from opencon.methods import METHODS, Concord, ConcordConfig, Epoch, FeatureBank
 from opencon.methods.parts import WeightAverage
 from opencon.runtime import seeded
-from tests.methods.toys import TASK, ToyEmbedder, toy_batch
+from tests.methods.toys import TASK, ExactEmbedder, toy_batch
 from tests.naive.concord import naive_losses, naive_targets
 from tests.naive.gcd import naive_all, naive_labeled
 from tests.naive.simgcd import naive_cosines
@@ -19,7 +19,7 @@ from tests.naive.simgcd import naive_cosines
 def build(seed=0, *, started=True, **settings):
     settings = {"queue": 12, **settings}
     with seeded(seed):
-        method = Concord(ConcordConfig(**settings), TASK, ToyEmbedder(dim=4, num_features=7)).double()
+        method = Concord(ConcordConfig(**settings), TASK, ExactEmbedder(dim=4, num_features=7)).double()
         method.queue.uniform_(-1, 1)
     method.is_started.fill_(started)
     return method.train()
@@ -101,7 +101,7 @@ def test_targets_of_unlabeled_rows_have_the_expected_shares():
 
 
 def test_small_views_have_a_pass_of_their_own_and_no_contrast():
-    class Recording(ToyEmbedder):
+    class Recording(ExactEmbedder):
         def features_of_views(self, views):
             sizes.extend(view.shape[-1] for view in views)
             return self.features(torch.cat([F.interpolate(view, (3, 3)) for view in views]))
@@ -132,6 +132,16 @@ def test_the_classifier_starts_at_semi_supervised_k_means():
     before = method.classifier.weight.clone()
     method.before_epoch(Epoch(1, 10, lambda: pytest.fail("embedded again")))
     assert torch.equal(method.classifier.weight, before)
+
+
+def test_the_classifier_starts_anew_before_the_epochs_that_say_so():
+    method, (bank, _) = build(started=True, restarts=(3,)), two_lumps()
+    before = method.classifier.weight.detach().clone()
+    method.before_epoch(Epoch(2, 9, lambda: bank))
+    assert torch.equal(method.classifier.weight, before)
+    method.before_epoch(Epoch(3, 9, lambda: bank))
+    cosines = method.classifier(bank.z)
+    assert bool((cosines.amax(dim=1) > 0.9).all()), "every row has a class around its lump"
 
 
 def test_a_start_that_is_given_is_kept():
@@ -199,6 +209,20 @@ def test_classes_come_from_the_features_in_front_of_the_head():
     torch.testing.assert_close(got.p.float(), (cosines / 0.1).softmax(dim=1).float())
 
 
+def test_classes_may_keep_the_shares_of_the_start():
+    """Of 30 unlabeled rows, 4 and 4 are of the seen classes and 8 of each other one; a row more for each."""
+    method, (bank, classes) = build(started=False, shares="start"), two_lumps()
+    method.start_from(bank, torch.where(classes == 4, 3, classes))
+    torch.testing.assert_close(method.shares, torch.tensor([5.0, 5.0, 9.0, 17.0, 1.0]).double() / 37)
+
+
+def test_a_batch_without_labels_has_a_loss():
+    method, batch = build(), toy_batch(num_labeled=0, views=4)
+    out = method.step(batch)
+    assert bool(out.loss.isfinite())
+    assert out.logs["loss_labels"] == 0
+
+
 def test_a_new_start_is_the_start_of_the_averages_too():
     method, (bank, classes) = build(started=False), two_lumps()
     method.twin = WeightAverage(method, 0.999)
@@ -239,6 +263,7 @@ def test_digits_are_neither_cut_nor_mirrored():
         ({"temperature_labeled": 0.0}, r"method\.temperature_labeled = 0\.0 must be above zero"),
         ({"rounds": 0}, r"method\.rounds = 0 must be at least 1"),
         ({"num_starts": 0}, r"method\.num_starts = 0 must be at least 1"),
+        ({"restarts": (0,)}, r"method\.restarts = \(0,\) must all be above zero"),
         ({"queue": -1}, r"method\.queue = -1 must not be negative"),
         ({"contrast_epochs": -1}, r"method\.contrast_epochs = -1 must not be negative"),
         ({"weight_labels": -1.0}, r"method\.weight_labels = -1\.0 must not be negative"),

@@ -11,8 +11,9 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -36,6 +37,10 @@ console = Console(highlight=False, markup=False, emoji=False)
 errors = Console(stderr=True, highlight=False, markup=False, emoji=False, soft_wrap=True)
 
 Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda or cuda:N.")]
+Imports = Annotated[
+    list[Path] | None,
+    typer.Option("--import", metavar="FILE", help="A Python file with methods, encoders, ... of your own; repeatable."),
+]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the plan and the settings, compute nothing.")]
 EVERY = 10.0  # seconds between two lines of progress; ours: an hour is 360 lines
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
@@ -82,6 +87,16 @@ class Lines:
         self.said[stage] = now
         left = f", about {(now - began) * (total - done) / done:,.0f} s left" if 0 < done < total else ""
         self.say(f"{stage}: {done:,} of {total:,}, {now - began:,.0f} s{left}{note and f'; {note}'}")
+
+
+def import_plugins(files: Iterable[Path] | None) -> None:
+    """Import what installed packages bring, then the files that were given."""
+    from opencon.plugins import import_file, import_installed
+
+    for problem in import_installed():
+        errors.print(f"opencon: {problem}")
+    for file in files or ():
+        import_file(file)
 
 
 def show_plan(plan: Mapping[str, str]) -> None:

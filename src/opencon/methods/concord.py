@@ -3,7 +3,7 @@
 Whose ideas it joins: swapped prediction, balanced targets, a queue and small crops are SwAV's (Caron et al.,
 arXiv:2006.09882); one classifier for seen and novel classes is UNO's (arXiv:2108.08536); contrast of projections beside a
 classifier of features is SimGCD's (arXiv:2211.11727); evaluation with averaged weights is Mean Teacher's
-(arXiv:1703.01780). Ours: the start at semi-supervised k-means of the first features, targets balanced to the shares that
+(arXiv:1703.01780). Ours: the starts at semi-supervised k-means, targets balanced to the shares that
 classes have among the *unlabeled* images, labels in every view and crop, and how all this is put together.
 
 Letters: B images in a batch, L of them labeled (first), U the others, V views of which two are full, N = V * B rows (view by
@@ -13,15 +13,16 @@ view), F features, S seen classes, C all classes, Q rows of the queue, M images 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from opencon.cluster.kmeans import kmeans
-from opencon.config import AugmentConfig, MethodConfig, ViewConfig
+from opencon.config import AugmentConfig, MethodConfig, ViewConfig, Views
 from opencon.encoders import Embedder
+from opencon.errors import require
 from opencon.losses.balance import sinkhorn
 from opencon.methods.base import (
     Assignment,
@@ -51,7 +52,7 @@ class ConcordConfig(MethodConfig):
     """Settings of Concord. Numbers without another source are ours."""
 
     name: ClassVar[str] = "concord"
-    more_views: ClassVar[bool] = True
+    views: ClassVar[Views] = Views(most=None, sizes=True)
 
     temperature: float = 0.1  # of predictions, SwAV
     epsilon: float = 0.05  # of targets, SwAV: smaller is surer
@@ -64,13 +65,18 @@ class ConcordConfig(MethodConfig):
     temperature_labeled: float = 0.1  # SupCon
     weight_labeled: float = 0.3
     contrast_epochs: int = 0  # of contrast alone, before the classifier starts: for an encoder without weights
+    shares: Literal["equal", "start"] = "equal"  # of the classes among all images: alike, or as they are at the start
     num_starts: int = 10  # of the k-means where the classifier starts
+    restarts: tuple[
+        int, ...
+    ] = ()  # epochs before which it starts anew: features that have learned make better clusters
 
     def __post_init__(self) -> None:
         positive(self, "temperature", "epsilon", "temperature_contrast", "temperature_labeled")
         at_least_one(self, "rounds", "num_starts")
         not_negative(self, "queue", "weight_labels", "weight_crops", "weight_contrast", "weight_labeled")
         not_negative(self, "contrast_epochs")
+        require(all(e > 0 for e in self.restarts), f"method.restarts = {self.restarts} must all be above zero.")
 
 
 class Concord(Method[ConcordConfig]):
@@ -88,8 +94,8 @@ class Concord(Method[ConcordConfig]):
         L_labels    = the same means over labeled images, that of further views times w_crops
 
     L_contrast is InfoNCE over the projections of both full views, L_labeled SupCon over those of labeled images. The
-    classifier starts at the class means of semi-supervised k-means, unless `start_from` gives others; until then the last
-    two losses are alone. An image's class is that of its greatest cosine.
+    classifier starts at the class means of semi-supervised k-means, unless `start_from` gives others, and once more before
+    the epochs `restarts`; until its start the last two losses are alone. An image's class is that of its greatest cosine.
     """
 
     settings = ConcordConfig
@@ -103,7 +109,7 @@ class Concord(Method[ConcordConfig]):
         self.classifier = CosineClassifier(embedder.num_features, task.num_classes)
         shares = torch.ones(task.num_classes)
         shares[: task.num_seen] = 1.0 - task.labeled_ratio
-        self.register_buffer("shares", shares / shares.sum(), persistent=False)
+        self.register_buffer("shares", shares / shares.sum())
         self.register_buffer("queue", torch.zeros(min(config.queue, task.num_images // 2), task.num_classes))
         self.register_buffer("is_started", torch.tensor(False))
 
@@ -124,7 +130,7 @@ class Concord(Method[ConcordConfig]):
         if kind == "imagenet":
             return replace(usual(ConcordConfig(), kind, **train), views=(replace(SMALL, size=96),), eval=judged)
         # Views and passes of this size have kernels of their own.
-        own = usual(ConcordConfig(), kind, augment=MILD, compile=False, **train)
+        own = usual(ConcordConfig(restarts=(10, 20)), kind, augment=MILD, compile=False, **train)
         return replace(own, views=(SMALL,), encoder={"train_from": "all", "frozen_norm": "batch"}, eval=judged)
 
     def embed(self, images: Tensor) -> Tensor:
@@ -138,6 +144,10 @@ class Concord(Method[ConcordConfig]):
         means = F.normalize(torch.zeros_like(weight).index_add_(0, classes, bank.z.to(weight.dtype)), dim=1)
         weight.copy_(torch.where(means.any(dim=1, keepdim=True), means, weight))
         unlabeled = torch.nonzero(bank.labels < 0).flatten()
+        if self.config.shares == "start":
+            # One row more for each, so that no class is ruled out.
+            counts = 1 + torch.bincount(classes[unlabeled], minlength=len(weight)).to(self.shares.dtype)
+            self.shares.copy_(counts / counts.sum())
         order = torch.randperm(len(unlabeled), generator=generator(torch.device("cpu"), 0)).to(unlabeled.device)
         turn = torch.arange(len(self.queue), device=unlabeled.device) % len(unlabeled)
         self.queue.copy_(self.classifier(bank.z[unlabeled[order[turn]]].to(weight.dtype)))
@@ -146,8 +156,12 @@ class Concord(Method[ConcordConfig]):
         self.is_started.fill_(True)
 
     def before_epoch(self, epoch: Epoch) -> None:
-        """Once contrast has had its epochs: start from semi-supervised k-means, where nobody has given another start."""
-        if epoch.index < self.config.contrast_epochs or bool(self.is_started):  # host sync: once an epoch
+        """Once contrast has had its epochs: start from semi-supervised k-means, where nobody has given another start.
+
+        Start anew where the settings say so.
+        """
+        first = epoch.index >= self.config.contrast_epochs and not bool(self.is_started)  # host sync: once an epoch
+        if not first and epoch.index not in self.config.restarts:
             return
         bank, stream, task = epoch.features(), generator(torch.device("cpu"), 0), self.task
         starts, S = self.config.num_starts, task.num_seen
@@ -163,11 +177,13 @@ class Concord(Method[ConcordConfig]):
         targets = self.targets(cosines[:2], batch.labels[:L])  # (2, B, C)
         log_p = (cosines / c.temperature).log_softmax(dim=2)
         full = -(targets.flip(0) * log_p[:2]).sum(dim=2)  # (2, B)
-        logs = {"loss_swapped": full[:, L:].mean(), "loss_labels": full[:, :L].mean()}
+        # A pile without labels has nothing to average here.
+        logs = {"loss_swapped": full[:, L:].mean(), "loss_labels": full[:, :L].sum() / max(2 * L, 1)}
         if V > 2:
             further = -(targets.mean(dim=0) * log_p[2:]).sum(dim=2)  # (V - 2, B)
             logs["loss_crops"] = further[:, L:].mean()
-            logs["loss_labels"] = logs["loss_labels"] + c.weight_crops * further[:, :L].mean()
+            of_labeled = further[:, :L].sum() / max((V - 2) * L, 1)
+            logs["loss_labels"] = logs["loss_labels"] + c.weight_crops * of_labeled
 
         z = self.embedder.project(features[: 2 * B])  # (2 B, D)
         logs["loss_contrast"], logs["loss_labeled"] = contrast(
