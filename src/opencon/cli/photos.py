@@ -59,6 +59,10 @@ Size = Annotated[
     int | None, typer.Option("--size", help="Side in pixels at which the encoder sees a photo; default: 224, or 128.")
 ]
 Views = Annotated[int | None, typer.Option("--views", help="Random views of each photo for the steps; default: 4.")]
+MaxClasses = Annotated[
+    int | None,
+    typer.Option("--max-classes", help="The most classes and groups; default: 100, or twice those you named."),
+]
 Seed = Annotated[int, typer.Option("--seed", help="Seed of everything random.")]
 Cache = Annotated[Path, typer.Option("--cache", help="Where features are kept for the next time.")]
 NoCache = Annotated[bool, typer.Option("--no-cache", help="Neither keep features nor use kept ones.")]
@@ -72,7 +76,10 @@ def discover(
     labels: Labels = None,
     manifest: Manifest = None,
     out: Annotated[Path, typer.Option("--out", help="Folder for the results.")] = Path("runs/discover"),
-    novel: Annotated[str, typer.Option("--novel", help="How many new groups: auto, or a number.")] = "auto",
+    novel: Annotated[
+        str, typer.Option("--novel", help="How many new groups: auto, a number, or a range, 3-8.")
+    ] = "auto",
+    max_classes: MaxClasses = None,
     encoder: Encoder = "efficientnet_lite0",
     size: Size = None,
     steps: Annotated[int, typer.Option("--steps", help="Train a head on the features first; gains little.")] = 0,
@@ -99,6 +106,7 @@ def discover(
     photos = find_photos(folder, labeled=labeled, unlabeled=unlabeled, labels=labels, manifest=manifest)
     config = discover_config(
         novel=novel,
+        max_classes=max_classes,
         encoder=encoder,
         size=size,
         steps=steps,
@@ -230,6 +238,7 @@ def count(
     cache: Cache = CACHE,
     no_cache: NoCache = False,
     by: Annotated[str, typer.Option("--by", help="How: tree (ours), or as in the papers: gcd, dtc, orca.")] = "tree",
+    max_classes: MaxClasses = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     imports: Imports = None,
 ) -> None:
@@ -245,6 +254,7 @@ def count(
             labels=labels,
             manifest=manifest,
             by=by,
+            max_classes=max_classes,
             encoder=encoder,
             size=size,
             seed=seed,

@@ -71,6 +71,10 @@ class OpenWorldConfig:
         """Refuse settings that cannot work."""
         n = self.num_novel
         require(n is None or n >= 0, f"num_novel = {n} must be 0 or more, or None to have it estimated.")
+        low, high = self.novel_range or (0, 0)
+        require(0 <= low <= high, f"novel_range = {self.novel_range} must satisfy 0 <= low <= high.")
+        most = self.max_classes
+        require(most is None or most >= 1, f"max_classes = {most} must be at least 1.")
         METHODS[self.method]  # raises with a hint
         hint = f"it needs an encoder to train. Use {' or '.join(ON_ROWS)}, or train it on images."
         require(self.method in ON_ROWS, f"method = {self.method!r} cannot learn from rows of features: {hint}")

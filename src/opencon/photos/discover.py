@@ -119,6 +119,7 @@ class Prepared:
         labeled, classes = photos.num_labeled, len(photos.class_names)
         looks = "as it is" if f.num_views == 0 else f"and {f.num_views} view{'s' * (f.num_views > 1)} of it"
         groups = "as many new groups as there seem to be" if fit.num_novel is None else f"{fit.num_novel} new"
+        groups = "{} to {} new".format(*fit.novel_range) if fit.novel_range else groups
         return {
             "photos": f"{len(photos.paths):,}: {labeled:,} labeled in {classes} class{'es' if classes > 1 else ''} "
             f"({some_names(photos.class_names)}), {len(photos.paths) - labeled:,} unlabeled",
@@ -295,6 +296,7 @@ def count_classes(
     device: torch.device,
     seed: int,
     by: str = "tree",
+    max_classes: int | None = None,
     progress: Progress,
 ) -> CountEstimate:
     """How many classes the photos seem to show, seen and new, by one of `counting.COUNTERS`."""
@@ -304,7 +306,7 @@ def count_classes(
     extractor = Extractor.open(features, device)
     rows = read_features(photos, extractor, cache, progress)
     labels = torch.tensor(photos.labels_of(rows.kept))
-    return count(rows.plain, labels, num_seen=len(photos.class_names), seed=seed)
+    return count(rows.plain, labels, num_seen=len(photos.class_names), seed=seed, max_classes=max_classes)
 
 
 def read_features(photos: Photos, extractor: Extractor, cache: Path | None, progress: Progress) -> PhotoFeatures:
