@@ -3,11 +3,12 @@
 python benchmarks/busy.py [--quick] [--repeats 3]
 
 The fit is that of OpenWorldClassifier to scikit-learn's digits, number of classes unknown, in a process of its own that has
-fitted something small before. The other programs are Python processes that count. Threads wait in three ways:
+fitted something small before. The other programs are Python processes that run in circles. Threads wait in four ways:
 
-    spinning     as GNU's OpenMP does by itself
-    sleeping     as `import opencon` asks for
-    torch first  torch was imported before opencon, which can then only add a thread (`runtime.calm_threads`)
+    spinning          as GNU's OpenMP does by itself, for milliseconds
+    spinning briefly  a thirtieth of that
+    sleeping          as `import opencon` asks for
+    torch first       torch was imported before opencon, which can then only add a thread (`runtime.calm_threads`)
 """
 
 from __future__ import annotations
@@ -25,7 +26,12 @@ import torch
 
 from measure import Benchmark
 
-WAYS = {"spinning": ("opencon", "300000"), "sleeping": ("opencon", None), "torch first": ("torch", None)}
+WAYS = {
+    "spinning": ("opencon", "300000"),  # what GNU's OpenMP does when nothing is said
+    "spinning briefly": ("opencon", "10000"),
+    "sleeping": ("opencon", None),
+    "torch first": ("torch", None),
+}
 SAID = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
 MOST_OTHERS = 0.1  # ours: cores that other programs may use before we begin
 FIT = """
@@ -99,7 +105,7 @@ def main() -> None:
                 with busy(beside):
                     took = fit_seconds(way, rows)
                 seconds[way].setdefault(str(beside), []).append(took)
-                print(f"{way:>12}, beside {beside}: {took:6.2f} s", flush=True)
+                print(f"{way:>16}, beside {beside}: {took:6.2f} s", flush=True)
     median = {way: {beside: statistics.median(times) for beside, times in of.items()} for way, of in seconds.items()}
     numbers = {
         "rows": rows,

@@ -585,6 +585,7 @@ def test_the_docs_name_the_numbers_of_the_code():
     text = DOCS.read_text(encoding="utf-8")
     assert f"{OpenWorldConfig.noise:g} standard deviations" in text
     assert f"up to {samples.SMALL_SIDE} x {samples.SMALL_SIDE} pixels" in text
+    assert f"more than {module.WILD:g} times the median" in text
     for name, value in OpenWorldClassifier().get_params().items():
         shown = f'"{value}"' if isinstance(value, str) else value
         assert f"| `{name}={shown}` |" in text

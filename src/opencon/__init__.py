@@ -19,7 +19,7 @@ from opencon.version import __version__
 
 if TYPE_CHECKING:
     from opencon.api import compare, count, discover, evaluate, export, name, train
-    from opencon.estimator import OpenWorldClassifier
+    from opencon.estimator import DiscoveryWarning, OpenWorldClassifier
     from opencon.metrics import open_world_accuracy
     from opencon.photos.model import OpenConModel
 
@@ -30,6 +30,7 @@ if "torch" not in sys.modules and not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP
     os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
 
 __all__ = [
+    "DiscoveryWarning",
     "OpenConModel",
     "OpenWorldClassifier",
     "__version__",
@@ -44,6 +45,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "DiscoveryWarning": "opencon.estimator",
     "OpenConModel": "opencon.photos.model",
     "OpenWorldClassifier": "opencon.estimator",
     "compare": "opencon.api",
