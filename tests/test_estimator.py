@@ -30,6 +30,7 @@ import opencon.estimator.classifier as module
 from opencon.encoders import ENCODERS
 from opencon.errors import ConfigError, DataError, MissingExtraError
 from opencon.estimator import DiscoveryWarning, InputError, OpenWorldClassifier, samples
+from opencon.estimator.groups import unlike_their_labels
 from opencon.estimator.labels import encode_labels, with_new
 from opencon.estimator.samples import read_samples
 from opencon.openworld.fit import OpenWorldConfig
@@ -679,13 +680,28 @@ def test_a_range_is_kept_to(many):
         assert model.count_.num_classes == len(model.classes_)
 
 
-def test_nothing_found_that_may_be_there_is_said():
+@pytest.mark.parametrize("hidden", [1, 2, None])
+def test_a_hidden_class_that_was_not_found_is_said(hidden):
+    """Versicolor and virginica overlap, and look like one class where one of them has no label."""
     X, truth = load_iris(return_X_y=True)
-    model, said = plain_warnings(lambda: OpenWorldClassifier().fit(X, half_labeled(truth, 1)))
-    if model.n_novel_ == 0:
-        assert said[0].startswith(f"no new group was found, but up to {model.count_.high - 2} fit nearly as well")
-    else:
-        assert said == []
+    y = half_labeled(truth, hidden)
+    model, said = plain_warnings(lambda: OpenWorldClassifier().fit(X, y))
+    if hidden is None:
+        assert (model.n_novel_, said) == (0, [])
+    elif model.n_novel_ == 0:  # else it was found after all
+        assert re.search(
+            f"no new group was found, but unlabeled rows that went to (., )?{3 - hidden} do not look", said[0]
+        )
+
+
+def test_rows_that_differ_from_the_labeled_ones_of_their_class_are_noticed():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(90, 4))
+    member, labeled = np.repeat([0, 1, 1], 30), np.where(np.arange(90) % 3 == 0, np.repeat([0, 1, -1], 30), -1)
+    assert unlike_their_labels(x, member, labeled) == []
+    x[60:] += 4.0  # unlabeled rows that went to class 1
+    assert unlike_their_labels(x, member, labeled) == [1]
+    assert unlike_their_labels(x, member, np.full(90, -1)) == []
 
 
 def test_without_labels_everything_is_a_new_group(blobs):

@@ -23,7 +23,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
 from opencon.errors import require
-from opencon.estimator.groups import agreement, draw_map, tree_of_classes, typical_rows
+from opencon.estimator.groups import agreement, draw_map, tree_of_classes, typical_rows, unlike_their_labels
 from opencon.estimator.labels import check_outlier_label, encode_labels, with_new
 from opencon.estimator.samples import ROWS, DiscoveryWarning, InputError, as_value_errors, dense, read_samples
 from opencon.openworld.engine import most_classes
@@ -154,7 +154,7 @@ class OpenWorldClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Tran
         self.embedding_ = fitted.z.numpy()
         self._n_features_out = self.embedding_.shape[1]
         self.labels_ = self._labels(self._said(fitted.prediction))
-        self._warn_of_doubts(config)
+        self._warn_of_doubts(config, x.numpy(), codes)
         return self
 
     def predict(self, X: Any) -> Array:
@@ -225,16 +225,13 @@ class OpenWorldClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Tran
 
         Probabilities add up. Two seen classes are not merged: give their rows one label in `y`.
         """
-        numbers_of = sorted({self._number_of(label) for label in labels})
-        if sum(c < self.n_seen_ for c in numbers_of) > 1:
+        numbers_of = list(dict.fromkeys(self._number_of(label) for label in labels))
+        seen = [c for c in numbers_of if c < self.n_seen_]
+        if len(numbers_of) < 2:
+            raise InputError(f"merge{labels} takes two labels or more.")
+        if len(seen) > 1:
             raise InputError(f"merge{labels}: two of these are seen classes. Give their rows one label in y instead.")
-        own = (
-            numbers_of[0]
-            if numbers_of and numbers_of[0] < self.n_seen_
-            else self._number_of(labels[0])
-            if labels
-            else 0
-        )
+        own = (seen or numbers_of)[0]
         gone = [c for c in numbers_of if c != own]
         kept = [c for c in range(len(self.classes_)) if c not in gone]
         number = {c: i for i, c in enumerate(kept)} | {c: kept.index(own) for c in gone}
@@ -372,7 +369,7 @@ class OpenWorldClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Tran
             return None
         return np.where(varies, spread, 1.0).astype(np.float32)
 
-    def _warn_of_doubts(self, config: OpenWorldConfig) -> None:
+    def _warn_of_doubts(self, config: OpenWorldConfig, x: Array, codes: Array) -> None:
         """Say so where groups were lost, a limit was reached, or nothing new was found that may be there."""
         asked = config.novel_range[0] if config.novel_range else config.num_novel or 0
         most = config.max_classes or most_classes(self.n_seen_)
@@ -388,11 +385,15 @@ class OpenWorldClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Tran
                 f"{self.count_.num_classes} classes are the most that were looked for, so there may be more. Look further "
                 f"with max_classes above {most}."
             )
-        elif self.count_ is not None and self.n_novel_ == 0 and self.count_.high > self.n_seen_:
-            doubt = (
-                f"no new group was found, but up to {self.count_.high - self.n_seen_} fit nearly as well (see count_). If "
-                f"you know that there are some, say how many: n_novel."
-            )
+        elif self.count_ is not None and self.n_novel_ == 0:
+            odd = unlike_their_labels(x, self._embedded(None)[1].classes, codes)
+            if odd:
+                names = ", ".join(str(self.classes_[c]) for c in odd)
+                doubt = (
+                    f"no new group was found, but unlabeled rows that went to {names} do not look like the labeled ones: "
+                    f"another class may be among them, unless you labeled rows of one kind only. If you know that there are "
+                    f"new classes, say how many: n_novel."
+                )
         if doubt:
             warnings.warn(doubt, DiscoveryWarning, stacklevel=4)
 

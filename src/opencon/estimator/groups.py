@@ -17,6 +17,8 @@ from opencon.report.map import map_positions
 
 Array = npt.NDArray[Any]
 KEPT = 0.8  # ours: share of the rows in a resample; half loses small classes, all but a few would change nothing
+SURELY, DIVISIONS = 0.01, 999  # ours: how rare chance must make it, and random divisions to tell
+MOST_COMPARED, FEWEST_COMPARED = 500, 5  # rows of a class, ours: all pairs are compared; fewer tell nothing
 # Twenty colors of which neighbors differ (Kelly, Color Engineering 1965, without black and white), then again.
 COLORS = (
     *("#f3c300", "#875692", "#f38400", "#a1caf1", "#be0032", "#c2b280", "#848482", "#008856", "#e68fac", "#0067a5"),
@@ -89,6 +91,40 @@ def agreement(
                 ((own & (again == k)).sum() / (own | (again == k)).sum().clip(1) for k in candidates), default=0
             )
     return total / num
+
+
+def unlike_their_labels(x: Array, member: Array, labeled: Array) -> list[int]:
+    """Seen classes whose unlabeled rows do not look like their labeled ones, so that another class may be among them.
+
+    For each class, the energy distance of the two sets of rows (Szekely and Rizzo, 2013) is compared with that of 999 random
+    divisions of the same rows; classes are few enough, or nothing is said.
+
+    Args:
+        x: (M, F).
+        member: (M,) class that each row was given.
+        labeled: (M,) number of the class of a labeled row, -1 elsewhere.
+    """
+    from scipy.spatial.distance import cdist
+
+    rng, found = np.random.default_rng(0), []
+    num_seen = int(labeled.max(initial=-1)) + 1
+    for c in range(num_seen if num_seen < SURELY * (DIVISIONS + 1) else 0):  # beyond, no outcome would be rare enough
+        rows = np.flatnonzero((labeled == c) | ((labeled < 0) & (member == c)))
+        rows = rows[:: -(-len(rows) // MOST_COMPARED)]
+        own = labeled[rows] == c
+        num, others = own.sum(), (~own).sum()
+        if min(num, others) >= FEWEST_COMPARED:
+            apart = cdist(x[rows], x[rows])
+            first = np.stack([own, *(rng.permutation(own) for _ in range(DIVISIONS))]).astype(float)
+            second = 1 - first
+            across = 2 * ((first @ apart) * second).sum(axis=1) / (num * others)
+            within = ((first @ apart) * first).sum(axis=1) / num**2 + ((second @ apart) * second).sum(
+                axis=1
+            ) / others**2
+            energy = across - within
+            if (energy >= energy[0] * (1 - 1e-9)).mean() * num_seen < SURELY:  # Bonferroni, over the classes
+                found.append(c)
+    return found
 
 
 def draw_map(z: Array, member: Array, names: Sequence[Any], num_seen: int, axes: Any) -> Any:
