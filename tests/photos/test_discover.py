@@ -483,7 +483,7 @@ def test_a_folder_alone(capsys, originals, tmp_path):
 
 @pytest.mark.parametrize("novel", ["some", "-1", "2.5"])
 def test_a_number_of_groups_that_is_none(capsys, originals, novel):
-    assert "must be auto or a whole number" in refused(capsys, "discover", *where(originals), f"--novel={novel}")
+    assert "must be auto, a whole number" in refused(capsys, "discover", *where(originals), f"--novel={novel}")
 
 
 # --- where it cannot write ---------------------------------------------------------------------------------------------
