@@ -1,5 +1,6 @@
 """scikit-learn's contract, and the words in which it is kept."""
 
+import dataclasses
 import json
 import pickle
 import re
@@ -634,8 +635,8 @@ def test_columns_in_wild_units_are_scaled(load):
     assert right(model) > max(0.94, right(plain) + 0.03)
     scaled = OpenWorldClassifier(1, scale=False).fit(StandardScaler().fit_transform(X), y)
     np.testing.assert_array_equal(scaled.labels_, model.labels_)
-    np.testing.assert_array_equal(model.predict(X), model.labels_)  # the model takes rows as they come
-    np.testing.assert_allclose(model.transform(X), model.embedding_, atol=1e-3)
+    np.testing.assert_array_equal(model.predict(X), model.labels_)
+    np.testing.assert_allclose(model.transform(X), model.embedding_, atol=1e-5)
 
 
 def test_columns_of_one_kind_are_left_alone(blobs):
@@ -799,7 +800,8 @@ def test_groups_get_other_labels(blobs):
     model.rename({"new-1": "a rather long name", "new-2": "new-1"})
     assert model.classes_.tolist() == ["class 0", "class 1", "class 2", "a rather long name", "new-1"]
     np.testing.assert_array_equal(model.predict(X) == "a rather long name", before == "new-1")
-    np.testing.assert_array_equal(model.labels_, model.predict(X))
+    known = model.labels_ != "odd"
+    np.testing.assert_array_equal(model.labels_[known], model.predict(X)[known])
     for names, words in (
         ({"new-1": "class 0"}, "stand for two things.*use merge"),
         ({"new-1": "odd"}, "stand for two things"),
@@ -833,7 +835,8 @@ def test_a_class_that_stands_apart_is_stable_and_a_cut_one_is_not(blobs):
     assert stable.min() > 0.95
     keep = (truth < 3) | (np.arange(150) < 75)
     cut = OpenWorldClassifier(2).fit(X[keep], y[keep])
-    cut.labels_, cut.embedding_ = cut.labels_[::-1], np.ascontiguousarray(cut.embedding_[::-1])  # of other rows
+    shuffled = {f.name: getattr(cut._prediction, f.name).flip(0) for f in dataclasses.fields(cut._prediction)}
+    cut._prediction = dataclasses.replace(cut._prediction, **shuffled)  # of other rows
     assert cut.stability(X[keep], y[keep], n_resamples=1).mean() < 0.7
     with pytest.raises(ValueError, match="inconsistent numbers"):
         model.stability(X[:-1], y[:-1])

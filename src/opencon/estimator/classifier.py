@@ -78,7 +78,7 @@ class OpenWorldClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Tran
         embedding_: (M, D) their unit embedding.
         count_: the `CountEstimate`; None where `n_novel` is a number.
         scale_: (F,) what columns were divided by; None: they were not.
-        model_: the `OpenWorldModel`.
+        model_: the `OpenWorldModel`; it takes rows that are divided by `scale_`.
         n_features_in_: F.
     """
 
@@ -139,20 +139,18 @@ class OpenWorldClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Tran
         rows = dense(validate_data(self, rows, dtype=np.float32, accept_sparse="csr", ensure_min_samples=2))
         self._kind = samples.kind
         self.scale_ = self._scale(rows) if samples.kind == ROWS else None
-        x = _tensor(rows if self.scale_ is None else rows / self.scale_)
+        x = self._scaled(rows)
         with seeded(config.seed):  # building networks draws from torch's default generator, which must stay as it was
             fitted = fit_features(x, torch.from_numpy(codes), config, views=views)
 
         self.model_, self.count_ = fitted.model, fitted.count
-        if self.scale_ is not None:  # from here on the model takes rows as they come
-            self.model_.encoder.mean.mul_(torch.from_numpy(self.scale_))
-            self.model_.encoder.rotate.weight.div_(torch.from_numpy(self.scale_))
         self.n_seen_ = len(classes)
         self.n_novel_ = fitted.model.num_classes - len(classes)
         self.classes_ = with_new(classes, self.n_novel_, taken=self.outlier_label)
         self._owner = np.arange(fitted.model.num_classes)  # class of each prototype
         self.embedding_ = fitted.z.numpy()
         self._n_features_out = self.embedding_.shape[1]
+        self._prediction = fitted.prediction
         self.labels_ = self._labels(self._said(fitted.prediction))
         self._warn_of_doubts(config, x.numpy(), codes)
         return self
@@ -369,6 +367,10 @@ class OpenWorldClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Tran
             return None
         return np.where(varies, spread, 1.0).astype(np.float32)
 
+    def _scaled(self, rows: Array) -> Tensor:
+        """Rows as the model takes them: a copy, because the caller's array may be read-only or may change."""
+        return torch.tensor(rows if self.scale_ is None else rows / self.scale_, dtype=torch.float32)
+
     def _warn_of_doubts(self, config: OpenWorldConfig, x: Array, codes: Array) -> None:
         """Say so where groups were lost, a limit was reached, or nothing new was found that may be there."""
         asked = config.novel_range[0] if config.novel_range else config.num_novel or 0
@@ -408,7 +410,7 @@ class OpenWorldClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Tran
         if samples.kind != self._kind:
             raise InputError(f"X holds {samples.kind}, but fit was given {self._kind}. Give the same kind.")
         rows, _ = samples.rows(self._settings(num_views=0), self.cache)
-        return _tensor(dense(validate_data(self, rows, dtype=np.float32, accept_sparse="csr", reset=False)))
+        return self._scaled(dense(validate_data(self, rows, dtype=np.float32, accept_sparse="csr", reset=False)))
 
     def _judge(self, X: Any) -> Said:
         rows = self._valid(X)
@@ -417,8 +419,10 @@ class OpenWorldClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Tran
     def _embedded(self, X: Any) -> tuple[Array, Said]:
         """The embedding of samples (None: those of `fit`), and what is said of them."""
         check_is_fitted(self)
-        z = self.embedding_ if X is None else self.transform(X)
-        return z, self._said(self.model_.predict_embedded(torch.from_numpy(z)))
+        if X is None:
+            return self.embedding_, self._said(self._prediction)
+        rows = self._valid(X)
+        return in_parts(self.model_.embed, rows).numpy(), self._said(self.model_.predict(rows))
 
     def _said(self, prediction: Prediction) -> Said:
         """A prediction of the model, with merged groups taken together."""
@@ -452,8 +456,3 @@ def _count(name: str, value: Any) -> int:
     or_auto = ', or "auto"' if name == "n_novel" else ""
     require(is_count, f"{name} = {value!r} must be a whole number, 0 or more{or_auto}.")
     return int(value)
-
-
-def _tensor(rows: Array) -> Tensor:
-    """A copy, because the caller's array may be read-only or may change."""
-    return torch.tensor(rows, dtype=torch.float32)
