@@ -25,9 +25,9 @@ HIDDEN = 256  # ours: width of the head
 # What a choice is worth: numbers of a logistic regression on the rows of the development worlds (benchmarks/strangers.py
 # --learn prints them), of which 0.9 means nine in ten. Stability over resamples and the accuracy on held-out labels were
 # tried as well; neither made it better.
-TRUST = {"always": 0.0, "margin": 0.5, "neighbors": 1.5, "oddness": -1.0, "seen": 0.3}
+TRUST = {"always": -1.35, "margin": 0.23, "neighbors": 2.73, "oddness": -2.15, "seen": -0.94}
 MOST_MARGIN = 50.0  # ours: beyond, one class is as good as alone
-SPREAD = 0.2  # ours: what is left is shared among the other classes by this power of their odds, which are too sharp
+SOFTER = 0.2  # ours: the power of the mixture's odds that counts where they are shown; as they are, they are too sharp
 STEEP = 10.0  # ours: novelty of a row that is e times as odd as the threshold, about what a sure new group has
 FAR = 0.005  # ours: share of known rows whose distance alone makes them new; at 5 % it would be many of the seen ones
 
@@ -98,7 +98,7 @@ class OpenWorldModel(nn.Module):
     def judge(self, z: Tensor, oddness: Tensor, near: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """p (M, C), confidence (M,) and novelty (M,) of embedded rows (M, D), from what `strangers` says of them.
 
-            novelty    = max( log [ weight of new groups / weight of seen classes ], 10 log(oddness / threshold at 0.5 %) )
+            novelty    = max( 0.2 log [ weight of new groups / weight of seen ones ], 10 log(oddness / threshold at 0.5 %) )
             confidence = sigmoid( trust . facts )
 
         where class c weighs share_c exp(sharpness * cosine_c).
@@ -109,7 +109,7 @@ class OpenWorldModel(nn.Module):
             novelty = torch.ones_like(novelty)  # all is new
         elif seen < self.num_classes:
             odds = logits[:, seen:].logsumexp(dim=1) - logits[:, :seen].logsumexp(dim=1)
-            novelty = torch.maximum(odds, novelty)
+            novelty = torch.maximum(SOFTER * odds, novelty)
         confidence = torch.sigmoid(self.facts(logits, oddness, near) @ self.trust)
         if self.num_classes == 1:
             return torch.ones_like(logits), confidence, novelty
@@ -161,7 +161,7 @@ def shared_out(logits: Tensor, confidence: Tensor) -> tuple[Tensor, Tensor]:
     num = logits.shape[1]
     confidence = confidence.clamp(min=1.001 / num)[:, None]
     best = F.one_hot(logits.argmax(dim=1), num).to(logits.dtype)
-    others = (SPREAD * logits).masked_fill(best.bool(), -torch.inf).softmax(dim=1)  # (M, C), 0 for the best
+    others = (SOFTER * logits).masked_fill(best.bool(), -torch.inf).softmax(dim=1)  # (M, C), 0 for the best
     even = (1 - best) / (num - 1)
     room = (
         confidence / (1 - confidence).clamp(min=1e-6) / 1.001

@@ -87,6 +87,7 @@ class _Rows(NamedTuple):
     is_odd: NDArray[np.bool_]  # free, and unlike everything
     is_uncertain: NDArray[np.bool_]  # free, not odd, and the choice has less than an even chance
     is_doubtful: NDArray[np.bool_]  # labeled, but the model sees another class
+    is_twin: NDArray[np.bool_]  # nearly the same as another
 
 
 def write_report(data: ReportData, path: Path) -> Path:
@@ -235,7 +236,7 @@ def _galleries(data: ReportData, rows: _Rows) -> list[dict[str, Any]]:
     def add(kind: str, c: int, members: Ids, labeled: Ids) -> None:
         if len(members) + len(labeled):
             chosen = members if len(members) else labeled  # a class without a new member shows its labeled photos
-            order = chosen[np.argsort(-rows.confidence[chosen], kind="stable")]
+            order = chosen[np.lexsort((-rows.confidence[chosen], rows.is_twin[chosen]))]  # a twin shows nothing more
             typical, rest = order[:num_typical].tolist(), order[num_typical:].tolist()
             counts = {"found": len(members), "labeled": len(labeled)}
             galleries.append(
@@ -336,4 +337,5 @@ def _arrays(data: ReportData) -> _Rows:
         is_odd=is_odd,
         is_uncertain=is_free & ~is_odd & (confidence < UNCERTAIN),
         is_doubtful=~is_free & (given != predicted),
+        is_twin=np.array([row.twin_of is not None for row in readable_rows], dtype=bool),
     )

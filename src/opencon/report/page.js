@@ -253,14 +253,12 @@ function mark(i, r) {
   }
   pen.stroke();
 }
-const middles = new Map();  // class -> the photo in the middle of its own
+const middles = new Map();  // class -> where its name stands: in the middle of its photos, above nine in ten of them
 for (const g of page.galleries.filter((of) => of.class >= 0).sort((a, b) => b.found + b.labeled - a.found - a.labeled)) {
   const own = everyPhoto().filter((i) => shownAs(i) === g.class && !isOdd(i));
   if (!own.length) continue;
-  const half = (values) => values.sort((a, b) => a - b)[values.length >> 1];
-  const x = half(own.map((i) => P.x[i])), y = half(own.map((i) => P.y[i]));
-  const away = (i) => Math.hypot(P.x[i] - x, P.y[i] - y);
-  middles.set(g.class, own.reduce((best, i) => away(i) < away(best) ? i : best));
+  const at = (values, share) => values.sort((a, b) => a - b)[Math.floor(share * (values.length - 1))];
+  middles.set(g.class, [at(own.map((i) => P.x[i]), 0.5), at(own.map((i) => P.y[i]), 0.9)]);
 }
 
 function writeNames() {  // of the largest first; one that would cover another, or stand outside, is left out
@@ -269,11 +267,12 @@ function writeNames() {  // of the largest first; one that would cover another, 
   pen.textAlign = "center";
   pen.textBaseline = "middle";
   pen.lineJoin = "round";
-  for (const [c, i] of middles) {
+  for (const [c, [right, up]] of middles) {
     if (off.has(c) || (lit >= 0 && lit !== c)) continue;
     const whole = typed[c] || (page.guesses[c] ? marked(c) : page.classes[c]);
     const text = whole.length > 26 ? whole.slice(0, 25) + "…" : whole;
-    const [x, y] = place(i), wide = pen.measureText(text).width / 2 + 4, high = 10;
+    const wide = pen.measureText(text).width / 2 + 4, high = 9;
+    const x = W / 2 + (right - view.x) * unit(), y = H / 2 - (up - view.y) * unit() - radius - high;
     const clashes = ([a, b, w]) => Math.abs(a - x) < w + wide && Math.abs(b - y) < 2 * high;
     if (x < wide || y < high || x > W - wide || y > H - high || taken.some(clashes)) continue;
     taken.push([x, y, wide]);
