@@ -276,8 +276,9 @@ def test_a_gallery_opens_to_all_its_photos(visit):
     assert card.locator(".photo").count() == 12
     card.get_by_role("button", name="Show all").click()
     files = [photo.get_attribute("title") for photo in card.locator(".photo:visible").all()]
-    rows = [i for i in range(10, 90) if data.predicted[i] == 2]
-    assert files == [data.files[i] for i in sorted(rows, key=lambda i: -round(data.confidence[i], 4))]
+    rows = [i for i in range(10, 90) if data.table[i].predicted == "new-1"]
+    surest = sorted(rows, key=lambda i: -round(data.table[i].confidence, 4))
+    assert files == [data.table[i].file for i in surest]
     card.get_by_role("button", name="Show fewer").click()
     assert card.locator(".photo:visible").count() == 12
 

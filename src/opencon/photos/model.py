@@ -339,7 +339,8 @@ class OpenConModel:
 
     @functools.cached_property
     def _extractor(self) -> Extractor:
-        return Extractor(self.load_encoder(), replace(self.features, num_views=0), self.device)
+        # In float32, so that a model says the same on every machine, and the same as its ONNX graph.
+        return Extractor(self.load_encoder(), replace(self.features, num_views=0), self.device, torch.float32)
 
     def load_encoder(self) -> PretrainedEncoder:
         """Read the encoder from its file; refused if it is not the one that the classifier was trained with."""

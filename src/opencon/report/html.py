@@ -290,7 +290,7 @@ def _payload(
             "given": rows.given[kept].tolist(),
             "confidence": rows.confidence[kept].round(4).tolist(),
             "novelty": [float(f"{value:.4g}") for value in rows.novelty[kept]],
-            "twin_of": {position[int(row)]: readable(twin) for row in kept if (twin := twin_of[int(row)])},
+            "twin_of": [None if (twin := twin_of[row]) is None else readable(twin) for row in kept.tolist()],
             "doubt": np.where(rows.is_odd, 2, rows.is_uncertain)[kept].tolist(),
             "x": xy[kept, 0].tolist(),
             "y": xy[kept, 1].tolist(),
