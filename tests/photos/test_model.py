@@ -42,7 +42,7 @@ def model(photos, run):
 
 
 def test_predictions_are_those_of_the_classifier_and_nearest_examples_those_of_a_loop(model, photos):
-    extractor = Extractor(model.load_encoder(), model.features, CPU)
+    extractor = Extractor(model.load_encoder(), model.features, CPU, torch.float32)
     rows = photo_features(photos, extractor, cache=None).plain
     said, z = model.classifier.predict(rows), model.classifier.embed(rows).detach()
     names = [name for files in model.example_files for name in files]
@@ -87,7 +87,7 @@ def test_examples_are_the_most_typical_members(photos, run, monkeypatch):
         c = int(labels[i]) if labels[i] >= 0 else int(fitted.prediction.classes[i])
         members[c].append((float(fitted.z[i] @ fitted.model.prototypes[c]), file, i))
     assert model.sizes == tuple(len(members[c]) for c in range(4))
-    assert sum(model.sizes) == len(files) - 1
+    assert sum(model.sizes) == len(files) - int((fitted.prediction.unlike_everything & (labels < 0)).sum())
     best = [sorted(members[c], reverse=True)[:3] for c in range(4)]
     assert model.example_files == tuple(tuple(file for _, file, _ in rows) for rows in best)
     assert torch.equal(model.example_rows, torch.stack([fitted.z[i] for rows in best for _, _, i in rows]))
@@ -128,7 +128,7 @@ def test_order_is_kept_in_chunks_with_twins_and_unreadable_files(model, photos, 
     for path, photo in zip(paths, got, strict=True):
         want = single[path]
         assert (photo.predicted, photo.kind, photo.error) == (want.predicted, want.kind, want.error)
-        assert photo.confidence == pytest.approx(want.confidence, abs=1e-5)
+        assert photo.confidence == pytest.approx(want.confidence, abs=1e-4)
     assert got[3].predicted == got[0].predicted
     assert seen[-1] == (10, 10)
     assert [done for done, _ in seen] == sorted(done for done, _ in seen)

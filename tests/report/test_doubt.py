@@ -9,7 +9,7 @@ from opencon.report.table import PhotoRow, PhotoTable
 
 
 def table(sizes=(40, 40, 40), labels=(20, 20), confidence=0.9, wrong=0):
-    """`labels` photos of each seen class (the first `wrong` of class a look like b), then `sizes` unlabeled of each class."""
+    """`labels` photos of each seen class (the first `wrong` of a look like b), then `sizes` unlabeled of each class."""
     names = ("a", "b", "new-1", "new-2", "new-3")[: len(sizes)]
     rows = []
 

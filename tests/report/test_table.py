@@ -81,7 +81,7 @@ def test_without_pandas_the_command_is_named(table, monkeypatch):
 
 
 def test_groups_count_unlabeled_photos_that_belong(table):
-    assert table.groups == [Group("cat", "seen", 0), Group("dog", "seen", 0), Group("new-1", "new", 1)]
+    assert table.groups == [Group("cat", "seen", 0), Group("dog", "seen", 0), Group("new-1", "new", 1, "lake, 62%")]
     more = PhotoTable(
         (*table.rows, row("d.jpg", "cat", "seen"), row("e.jpg", "dog", None, unlike=True)), ("cat", "dog"), 2
     )

@@ -291,7 +291,8 @@ def _learn(prepared: Prepared, folder: RunFolder, cache: Path | None, progress: 
     tuned = Extractor.open(settings, extractor.device)
     num_novel = first.fitted.model.num_classes - first.fitted.model.num_seen
     second = learn(settings, replace(config.fit, num_novel=num_novel), tuned)
-    return replace(second, fitted=replace(second.fitted, count=first.fitted.count), known=first.known)
+    known = first.known if second.features.kept == first.features.kept else None  # a photo may have gone meanwhile
+    return replace(second, fitted=replace(second.fitted, count=first.fitted.count), known=known)
 
 
 def _write_results(photos: Photos, learned: _Learned, folder: RunFolder) -> PhotoTable:

@@ -121,7 +121,7 @@ square = ImageOps.fit(photo, ({size}, {size}), Image.Resampling.BICUBIC)  # the 
 images = np.asarray(square, dtype=np.float32).transpose(2, 0, 1)[None] / 255  # (1, 3, {size}, {size}) in [0, 1]
 wanted = ["probabilities", "confidence", "unlike_everything"]
 p, confidence, unlike_everything = session.run(wanted, {{"images": images}})
-print("none of these" if unlike_everything[0] else names[int(p[0].argmax())], f"{{confidence[0]:.3f}}")
+print("none of these" if unlike_everything[0] else names[int(p[0].argmax())], round(float(confidence[0]), 3))
 ```
 
 - `confidence` says how often such a choice is right: nine of ten where it is 0.9, in the mean over piles of many kinds.

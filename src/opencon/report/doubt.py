@@ -1,7 +1,7 @@
 """Where a result is shaky, one sentence says so first, and names what would help.
 
-The numbers are ours. They were tried on the piles of the development part of benchmarks/worlds.py: none of them speaks where
-the groups are right and stand apart, and where they speak, a third of the photos or more is often wrong.
+The numbers are ours: rules of thumb that keep still for groups that stand apart, come back, and have labels enough. Piles
+where the groups are wrong and yet stable are not noticed.
 """
 
 from __future__ import annotations
