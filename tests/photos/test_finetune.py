@@ -140,8 +140,10 @@ def test_a_stopped_run_goes_on_to_the_same_weights(photos, tmp_path):
     told = []
     after = tune("stopped", progress=lambda done, total: told.append(done))
     assert told == [3], "two of three epochs are not repeated"
-    for name, tensor in whole.items():
-        torch.testing.assert_close(after[name], tensor)
+    start = open_encoder("efficientnet_lite0", 32).net.state_dict()
+    moved = sum(float((whole[name].double() - start[name].double()).square().sum()) for name in whole)
+    off = sum(float((whole[name].double() - after[name].double()).square().sum()) for name in whole)
+    assert off < 1e-6 * moved, "rounding alone is between them"
     assert not (tmp_path / "stopped" / "checkpoint.pt").exists()
 
 
