@@ -130,7 +130,8 @@ def explain(
     high = min(wanted, max(len(drawn) // PER_CLASS, num_seen, 1))
     low = min(max(min_classes, num_seen, 1), high)
     found = _candidates(rows, low, high)
-    best = max(found, key=lambda candidate: candidate.evidence)
+    fitting = [candidate for candidate in found if low <= candidate.num_classes <= high]
+    best = max(fitting or found, key=lambda candidate: candidate.evidence)
     classes = labels.clone()
     classes[drawn] = best.classes
     rest = torch.ones(len(x), dtype=torch.bool)
@@ -187,8 +188,7 @@ def _candidates(rows: _Rows, low: int, high: int) -> list[_Candidate]:
             _, classes = fit_gaussians(z, named, rows.labels, num_seen=rows.num_seen, rounds=ROUNDS)
             classes = by_size(classes, rows.num_seen)
             num_classes = max(int(classes.max()) + 1, rows.num_seen)
-            # Naming can leave more classes than there were groups, the mixture fewer.
-            if low <= num_classes <= high or not found:
+            if num_classes <= high or not found:  # naming can leave more classes than there were groups
                 found[key] = _Candidate(evidence(rows, classes), num_classes, classes)
 
     for start in starts:
