@@ -64,7 +64,7 @@ def discover(
         folder: with labeled/ (one sub-folder per class) and unlabeled/ in it; or any folder, with `labels`.
         out: a folder for the results; what an earlier discovery wrote there is replaced.
         labeled: a folder with one sub-folder per class, beside `unlabeled`.
-        unlabeled: a folder with the other photos.
+        unlabeled: a folder with the other photos; alone, no photo has a label.
         labels: a table path,label for the photos in `folder`; an empty label is none.
         manifest: a table path,label of all photos, paths relative to it.
         novel: how many new groups to look for; (low, high): a number between these; "auto": as many as there seem to be.
@@ -143,7 +143,7 @@ def count(
     unlabeled: PathLike | None = None,
     labels: PathLike | None = None,
     manifest: PathLike | None = None,
-    by: str = "tree",
+    by: str = "engine",
     max_classes: int | None = None,
     encoder: PathLike = "efficientnet_lite0",
     size: int | None = None,
@@ -155,7 +155,7 @@ def count(
     """Estimate how many classes the photos show, seen and new, with an interval and a reason.
 
     Args:
-        by: "tree" (ours), or as in the papers: "gcd", "dtc", "orca".
+        by: "engine" (as `discover` counts), "tree", or as in the papers: "gcd", "dtc", "orca".
 
     The other arguments are those of `discover`.
     """
@@ -308,7 +308,7 @@ def evaluate(
         picture: also draw the embedding to this PNG.
         figures: also draw look-alikes of the paper's figures to this folder.
         novelty: also compare every novelty score.
-        count: also estimate the number of classes, by "tree", "gcd", "dtc" or "orca".
+        count: also estimate the number of classes, by "engine", "tree", "gcd", "dtc" or "orca".
 
     Returns:
         Accuracies as shares, with their protocol, images and number.

@@ -450,9 +450,24 @@ def test_all_labeled(capsys, photos, tmp_path):
 
 
 def test_none_labeled(capsys, photos, tmp_path):
-    (tmp_path / "labels.csv").write_text("path,label\n" + "".join(f"{p},\n" for p in (photos / "pile").iterdir()))
-    message = refused(capsys, "discover", "--manifest", tmp_path / "labels.csv", *FAST, "--out", tmp_path / "run")
-    assert "none of the 38 photos carries a label" in message
+    """A pile that nobody has looked at: every photo falls into a group."""
+    told = works(capsys, "discover", "--unlabeled", photos / "pile", *FAST, "--out", tmp_path / "run").out
+    assert "38: none is labeled" in told
+    assert "looks for  as many new groups as there seem to be" in told
+    assert "38 photos: none is a thing you know, they fall into" in told
+    kinds = {row["kind"] for row in csv.DictReader((tmp_path / "run/assignments.csv").open())}
+    assert kinds <= {"new", ""}
+    (line, *_) = works(capsys, "predict", tmp_path / "run", photos / "pile", "--device", "cpu").out.splitlines()
+    assert json.loads(line)["predicted"] in (None, *(f"new-{i}" for i in range(1, 20)))
+    estimate = json.loads(works(capsys, "count", "--unlabeled", photos / "pile", *FAST, "--json").out)
+    assert estimate["num_classes"] == json.loads((tmp_path / "run/result.json").read_text())["count"]["num_classes"]
+
+
+@pytest.mark.parametrize("option", [("--steps", "5"), ("--finetune",)])
+def test_nothing_learns_from_no_label(capsys, photos, tmp_path, option):
+    message = refused(capsys, "discover", "--unlabeled", photos / "pile", *option, *FAST, "--out", tmp_path / "run")
+    assert f"{option[0]} learns from labels, and no photo has one" in message
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_class_whose_photos_are_all_broken(capsys, photos, tmp_path):

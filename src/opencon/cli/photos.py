@@ -46,7 +46,9 @@ Folder = Annotated[
     ),
 ]
 Labeled = Annotated[Path | None, typer.Option("--labeled", help="A folder with one sub-folder per class.")]
-Unlabeled = Annotated[Path | None, typer.Option("--unlabeled", help="A folder with the other photos.")]
+Unlabeled = Annotated[
+    Path | None, typer.Option("--unlabeled", help="A folder with the other photos; alone: no photo is labeled.")
+]
 Labels = Annotated[
     Path | None,
     typer.Option("--labels", help="A table path,label (CSV, TSV, JSON lines) for PHOTOS; an empty label is none."),
@@ -97,7 +99,8 @@ def discover(
 ) -> None:
     """Sort photos into the classes you named, and discover new groups among the rest.
 
-    Label a few photos (one folder per class, or a table), give the rest, and look at report.html.
+    Label a few photos (one folder per class, or a table), give the rest, and look at report.html. Without any label
+    (--unlabeled alone), it says what groups there are.
     """
     from opencon.api import discover_config
     from opencon.photos.discover import discover_photos, prepare
@@ -278,7 +281,9 @@ def count(
     device: Device = "auto",
     cache: Cache = CACHE,
     no_cache: NoCache = False,
-    by: Annotated[str, typer.Option("--by", help="How: tree (ours), or as in the papers: gcd, dtc, orca.")] = "tree",
+    by: Annotated[
+        str, typer.Option("--by", help="How: engine (as discover does), tree, or as in the papers: gcd, dtc, orca.")
+    ] = "engine",
     max_classes: MaxClasses = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     imports: Imports = None,

@@ -31,11 +31,12 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from opencon.counting import COUNTERS, CountEstimate
+from opencon.counting import CountEstimate
 from opencon.data.listings import printable
 from opencon.encoders.stored import EncoderFacts
 from opencon.errors import DataError, RunError
 from opencon.metrics import OpenWorldAccuracy, evaluate
+from opencon.openworld.engine import COUNTERS
 from opencon.openworld.fit import Fitted, OpenWorldConfig, fit_features
 from opencon.openworld.stability import stability
 from opencon.photos import set_aside
@@ -129,12 +130,15 @@ class Prepared:
         looks = "as it is" if f.num_views == 0 else f"and {f.num_views} view{'s' * (f.num_views > 1)} of it"
         groups = "as many new groups as there seem to be" if fit.num_novel is None else f"{fit.num_novel} new"
         groups = "{} to {} new".format(*fit.novel_range) if fit.novel_range else groups
+        held = (
+            f"{labeled:,} labeled in {classes} class{'es' if classes > 1 else ''} "
+            f"({some_names(photos.class_names)}), {len(photos.paths) - labeled:,} unlabeled"
+        )
         return {
-            "photos": f"{len(photos.paths):,}: {labeled:,} labeled in {classes} class{'es' if classes > 1 else ''} "
-            f"({some_names(photos.class_names)}), {len(photos.paths) - labeled:,} unlabeled",
+            "photos": f"{len(photos.paths):,}: {held if labeled else 'none is labeled'}",
             "encoder": f"{f.encoder} at {self.extractor.encoder.image_size} px, each photo {looks}: {about} "
             f"{'where nothing is cached' if cache is None else 'from here'}; grouping and the page come on top",
-            "looks for": f"the {classes} seen and {groups}",
+            "looks for": f"the {classes} seen and {groups}" if classes else groups,
             "how": f"{self._learning()}, seed {fit.seed}",
         }
 
@@ -151,6 +155,9 @@ class Prepared:
 def prepare(photos: Photos, config: DiscoverConfig, device: torch.device) -> Prepared:
     """Refuse what cannot work, decide at which size photos are encoded, and open the encoder."""
     check(photos)
+    if (config.fit.steps or config.finetune) and not photos.num_labeled:
+        asked = "--finetune" if config.finetune else "--steps"
+        raise DataError(f"{asked} learns from labels, and no photo has one. Label some photos, or leave {asked} out.")
     config = replace(config, features=with_image_size(config.features, photos))
     extractor = Extractor.open(config.features, device)
     if config.finetune:
@@ -326,11 +333,11 @@ def count_classes(
     cache: Path | None,
     device: torch.device,
     seed: int,
-    by: str = "tree",
+    by: str = "engine",
     max_classes: int | None = None,
     progress: Progress,
 ) -> CountEstimate:
-    """How many classes the photos seem to show, seen and new, by one of `counting.COUNTERS`."""
+    """How many classes the photos seem to show, seen and new, by one of `COUNTERS`."""
     count = COUNTERS[by]
     check(photos)
     features = with_image_size(features, photos)
