@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from opencon.cluster.kmeans import kmeans
@@ -37,6 +36,8 @@ def stability(model: OpenWorldModel, x: Tensor, classes: Tensor, labels: Tensor,
         labels: (M,) the class of a labeled row, else -1.
         seed: same seed, same answer.
     """
+    from scipy.optimize import linear_sum_assignment  # late: slow to import
+
     every = -(-len(x) // MOST)
     x, classes, labels = (t[::every] for t in (x.to("cpu", torch.float32), classes, labels))
     z, num, seen = in_parts(model.encoder.rotated, x), model.num_classes, model.num_seen
