@@ -18,6 +18,7 @@ from opencon.cli.base import (
     Device,
     DryRun,
     Imports,
+    Lines,
     app,
     console,
     errors,
@@ -372,11 +373,12 @@ def progress_bar() -> Iterator[Any]:
     )
     with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task("training", total=None, epoch=0, epochs="?", note="")
-        shape = {"first": 0, "steps": 1}
+        shape = {"first": 0, "steps": 1, "epochs": 0}
+        lines = Lines(lambda line: errors.print(line))
         latest: dict[str, str] = {}
 
         def started(first: int, epochs: int, steps: int) -> None:
-            shape.update(first=first, steps=steps)
+            shape.update(first=first, steps=steps, epochs=epochs)
             progress.update(task, total=(epochs - first) * steps, epoch=first, epochs=epochs)
 
         def stepped(epoch: int, steps: int) -> None:
@@ -396,6 +398,10 @@ def progress_bar() -> Iterator[Any]:
             epoch = record["epoch"] + 1
             done = (epoch - shape["first"]) * shape["steps"]
             progress.update(task, completed=done, epoch=epoch, note="  ".join(latest.values()))
+            if not console.is_terminal:
+                lines.update(
+                    "epochs", epoch - shape["first"], shape["epochs"] - shape["first"], "  ".join(latest.values())
+                )
 
         def say(text: str) -> None:
             console.print(text, soft_wrap=True)

@@ -9,6 +9,7 @@ Letters: M images, H height, W width.
 
 from __future__ import annotations
 
+import functools
 import io
 import math
 import os
@@ -26,7 +27,7 @@ import torch
 from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
-from opencon.data.listings import OTHER_SUFFIXES, Listing, printable
+from opencon.data.listings import HEIC_SUFFIXES, OTHER_SUFFIXES, Listing, printable
 from opencon.data.pixel_budget import BUDGET
 from opencon.data.streaming import PIECE, Images, StreamedImages
 from opencon.errors import DataError
@@ -236,17 +237,33 @@ def _sift(paths: Sequence[Path], read: Callable[[int], None]) -> tuple[list[int]
 
 def _why(err: Exception, suffix: str, is_empty: bool) -> str:
     """Why an image cannot be read, in words that follow its name."""
+    suffix = suffix.lower()
     if isinstance(err, Image.DecompressionBombError):
         return f"has too many pixels to decode (the limit is {MAX_PIXELS:,}). Shrink it."
     if isinstance(err, UnidentifiedImageError):
-        if suffix.lower() in OTHER_SUFFIXES:
-            return f"is in a format that cannot be read ({suffix.lower()}). Convert it to JPEG."
+        if suffix in OTHER_SUFFIXES:
+            return f"is in a format that cannot be read ({suffix}). Convert it to JPEG."
+        if suffix in HEIC_SUFFIXES and not can_read_heic():
+            return "is HEIC, which needs a package that is missing. Run: pip install 'opencon[heic]'"
         return "is empty" if is_empty else "is not an image, whatever its name says"
     return f"cannot be decoded ({type(err).__name__}: {err})"
 
 
+@functools.cache
+def can_read_heic() -> bool:
+    """Whether Pillow reads HEIC from now on, which takes the extra `heic`."""
+    try:
+        from pillow_heif import register_heif_opener
+    except ImportError:
+        return False
+    register_heif_opener()
+    return True
+
+
 def decode_bytes(content: bytes, name: str, size: int) -> npt.NDArray[np.uint8] | str:
     """One image (3, size, size) from the bytes of its file, as `read_images` decodes it; or why it cannot be read."""
+    if Path(name).suffix.lower() in HEIC_SUFFIXES:
+        can_read_heic()
     try:
         with _checked(Image.open(io.BytesIO(content))) as file:
             return _square(file, size)
@@ -258,6 +275,8 @@ def _open(path: Path) -> Image.Image:
     """Open a file whose header says that it is an image of an acceptable size."""
     if not path.is_file():  # a pipe would block forever, and a dangling link deserves a plain message
         raise FileNotFoundError("not a file")
+    if path.suffix.lower() in HEIC_SUFFIXES:
+        can_read_heic()
     return _checked(Image.open(path))
 
 

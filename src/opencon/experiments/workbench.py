@@ -162,8 +162,7 @@ class Workbench:
         that the images themselves suggest from arbitrary ones.
         """
         draw = generator(self.device, self.config.train.seed, 0, OTHER_VIEW)
-        channels = self.images.shape[1]
-        (augment, *_), _ = build_views(self.config, image_size=self.size, channels=channels, device=self.device)
+        (augment, *_), _ = build_views(self.config, image_size=self.size, channels=self.images.shape[1])
 
         def view(images: Tensor) -> Tensor:
             height, width = images.shape[-2:]
