@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -31,6 +32,7 @@ from opencon.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from opencon.photos.discover import Discovery
+    from opencon.photos.names import GuessedNames
 
 CACHE = Path("~/.cache/opencon/features")
 MOST_PROBLEMS = 10  # unreadable photos that are named one by one
@@ -128,7 +130,8 @@ def show_discovery(result: Discovery, num_asked: int | None) -> None:
     """Where the photos went, how many classes there are, and what went wrong."""
     table = Table("", "photos", "", title="Where the unlabeled photos went", title_justify="left")
     for group in result.groups:
-        table.add_row(group.name, f"{group.size:,}", "new group" if group.kind == "new" else "you named it")
+        guess = f", looks like: {group.looks_like} (a guess)" if group.looks_like else ""
+        table.add_row(group.name, f"{group.size:,}", f"new group{guess}" if group.kind == "new" else "you named it")
     console.print(table)
     console.print(f"{result.headline}.", soft_wrap=True)
     if result.count is not None:
@@ -138,9 +141,12 @@ def show_discovery(result: Discovery, num_asked: int | None) -> None:
         console.print(f"{num_asked} new groups were asked for; {new} stood apart.")
     if result.table.num_unlike_everything:
         console.print("The column unlike_everything in assignments.csv marks photos that resemble nothing else.")
+    if twins := result.table.num_twins:
+        are = "photo is" if twins == 1 else "photos are"
+        console.print(f"{twins:,} {are} nearly the same as another, and counted once: column twin_of.")
     if "all" in result.record:
         r = result.record
-        scores = ", ".join(f"{key} {r[key]:.1%}" for key in ("all", "novel", "seen"))
+        scores = ", ".join(f"{key} {r[key]:.1%}" for key in ("all", "novel", "seen") if not math.isnan(r[key]))
         on = f"protocol {r['protocol']}, {r['num_images']:,} unlabeled photos"
         console.print(f"Accuracy ({on}): {scores}", soft_wrap=True)
     unread = result.table.unreadable
@@ -161,6 +167,9 @@ def predict(
     run_folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a discovery, or an exported one.")],
     images: Annotated[list[Path], typer.Argument(metavar="IMAGES...", help="Photos, or folders of photos.")],
     csv_file: Annotated[Path | None, typer.Option("--csv", help="Write a CSV file instead of JSON lines.")] = None,
+    false_alarms: Annotated[
+        float, typer.Option("--false-alarms", help="Share of known things that may be called unlike everything.")
+    ] = 0.05,
     device: Device = "auto",
     imports: Imports = None,
 ) -> None:
@@ -181,7 +190,11 @@ def predict(
     model = OpenConModel.from_pretrained(run_folder, device=pick_device(device))
     with resumable("Run it again."), quiet_warnings(), bars() as progress:
         rows = []
-        for row in model.predict_each(images, progress=lambda done, total: progress("looking", done, total)):
+
+        def looking(done: int, total: int) -> None:
+            progress("looking", done, total)
+
+        for row in model.predict_each(images, false_alarms=false_alarms, progress=looking):
             rows.append(row)
             if csv_file is None:
                 sys.stdout.write(json.dumps(row.record()) + "\n")
@@ -197,12 +210,24 @@ def predict(
 @app.command(short_help="Give new groups the names you chose.")
 def name(
     run_folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a discovery.")],
-    names: Annotated[Path, typer.Argument(metavar="NAMES", help="A table group,name, as the report writes it.")],
+    names: Annotated[
+        Path | None, typer.Argument(metavar="[NAMES]", help="A table group,name, as the report writes it.")
+    ] = None,
+    guesses: Annotated[bool, typer.Option("--guesses", help="Take what each group looks like, with a '?'.")] = False,
 ) -> None:
-    """Give new groups the names you chose: `predict` and `export` use them from now on."""
-    from opencon.photos.names import rename_from_table
+    """Give new groups the names you chose: `predict` and `export` use them from now on.
 
-    changed, together = rename_from_table(run_folder, names)
+    Without a table, each group is asked for, with what it looks like as the default.
+    """
+    from opencon.photos.names import guessed_names, rename_from_table, rename_groups
+
+    if guesses and names is not None:
+        raise ConfigError("--guesses takes the names from the model. Leave out the table, or --guesses.")
+    if names is not None:
+        changed, together = rename_from_table(run_folder, names)
+    else:
+        found = guessed_names(run_folder)
+        changed, together = rename_groups(run_folder, found.marked if guesses else ask_names(found))
     for old, new in changed.items():
         console.print(f"{old} is now {new}", soft_wrap=True)
     if not changed:
@@ -211,6 +236,22 @@ def name(
     for name_of_several in together:
         console.print(f"{name_of_several}: several groups of this name, which count as one", soft_wrap=True)
     console.print("The names hold for assignments.csv, predict and export; the page keeps its old names.")
+
+
+def ask_names(found: GuessedNames) -> dict[str, str]:
+    """Ask for a name for each new group; an empty answer takes the guess, or leaves the group as it is."""
+    if not sys.stdin.isatty():
+        raise ConfigError(
+            "give a table group,name, as the report writes it; or --guesses, which takes what groups look like."
+        )
+    chosen = {}
+    for group, size, guess in found.groups:
+        hint = f"looks like: {guess} (a guess)" if guess else "no guess"
+        default = guess.name if guess else group
+        answer = typer.prompt(f"{printable_text(group)}, {size:,} photos, {hint}. Name", default=default, err=True)
+        if answer.strip() != group:
+            chosen[group] = answer.strip()
+    return chosen
 
 
 @app.command(short_help="How many classes are in there?")

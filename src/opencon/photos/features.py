@@ -194,13 +194,19 @@ def content_key(path: Path) -> str:
 
 class Extractor:
     """Photos to features, by the fastest form of the encoder: batch norms are folded, and bfloat16 is used where the
-    processor computes with it.
+    processor computes with it, unless `dtype` says otherwise.
     """
 
-    def __init__(self, encoder: PretrainedEncoder, settings: FeatureSettings, device: torch.device) -> None:
+    def __init__(
+        self,
+        encoder: PretrainedEncoder,
+        settings: FeatureSettings,
+        device: torch.device,
+        dtype: torch.dtype | None = None,
+    ) -> None:
         net, channels = encoder.net, encoder.net.in_channels
         self.encoder, self.settings, self.device = encoder, settings, device
-        self.dtype = fast_dtype(device)
+        self.dtype = dtype or fast_dtype(device)
         net.to(device)
         if net.channels_last:
             net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]

@@ -8,6 +8,8 @@ novelty            larger is less like the seen classes
 unlike_everything  yes or no
 given              the label it came with
 nearest            the most similar examples, separated by vertical bars
+looks_like         a guess at what its new group shows, and how sure
+twin_of            the photo that it is nearly the same as, and which counted for both
 error              why it cannot be read
 """
 
@@ -25,7 +27,19 @@ from typing import Any, Literal, overload
 
 from opencon.errors import MissingExtraError
 
-COLUMNS = ("file", "predicted", "kind", "confidence", "novelty", "unlike_everything", "given", "nearest", "error")
+COLUMNS = (
+    "file",
+    "predicted",
+    "kind",
+    "confidence",
+    "novelty",
+    "unlike_everything",
+    "given",
+    "nearest",
+    "looks_like",
+    "twin_of",
+    "error",
+)
 MOST_SHOWN = 10  # rows that a notebook shows, ours: the first few show what a table is like
 
 
@@ -41,6 +55,8 @@ class PhotoRow:
     unlike_everything: bool  # whether it resembles no class and no group
     given: str | None = None  # the label it came with
     nearest: tuple[str, ...] = ()  # the most similar examples that the model keeps, nearest first
+    looks_like: str | None = None  # a guess at what its new group shows: "dragonfly, 62%"
+    twin_of: str | None = None  # the photo that it is nearly the same as, and which counted for both
     error: str | None = None  # why the photo cannot be read
 
     @classmethod
@@ -74,6 +90,7 @@ class Group:
     name: str
     kind: Literal["seen", "new"]
     size: int
+    looks_like: str | None = None  # a guess at what a new group shows: "dragonfly, 62%"
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,12 +132,18 @@ class PhotoTable(Sequence[PhotoRow]):
         return sum(row.unlike_everything for row in self.unlabeled)
 
     @cached_property
+    def num_twins(self) -> int:
+        """How many photos are nearly the same as another one."""
+        return sum(row.twin_of is not None for row in self.rows)
+
+    @cached_property
     def groups(self) -> list[Group]:
         """Every class and group with its number of unlabeled photos; photos unlike everything belong to none."""
         sizes = Counter(row.predicted for row in self.unlabeled)
         names = dict.fromkeys(self.class_names)  # those with the same name count as one
         seen = set(self.class_names[: self.num_seen])
-        return [Group(name, "seen" if name in seen else "new", sizes[name]) for name in names]
+        guesses = {row.predicted: row.looks_like for row in self.unlabeled if row.looks_like}
+        return [Group(name, "seen" if name in seen else "new", sizes[name], guesses.get(name)) for name in names]
 
     @cached_property
     def headline(self) -> str:
@@ -156,8 +179,8 @@ class PhotoTable(Sequence[PhotoRow]):
             numbers = ("" if value is None else f"{value:.4f}" for value in (row.confidence, row.novelty))
             unlike = "" if row.error else "yes" if row.unlike_everything else "no"
             texts = (row.predicted or "", row.kind or "")
-            nearest = "|".join(row.nearest)
-            table.writerow([row.file, *texts, *numbers, unlike, row.given or "", nearest, row.error or ""])
+            last = (row.given, "|".join(row.nearest), row.looks_like, row.twin_of, row.error)
+            table.writerow([row.file, *texts, *numbers, unlike, *(text or "" for text in last)])
         return text.getvalue()
 
     def to_json_lines(self) -> Iterator[str]:

@@ -34,7 +34,8 @@ from opencon.files import write_whole
 from opencon.plugins import recall
 
 # Files of `opencon discover`; the first makes a folder one of its own.
-DISCOVERY, ASSIGNMENTS, EMBEDDINGS = "discovery.json", "assignments.csv", "embeddings.npy"
+DISCOVERY, ASSIGNMENTS = "discovery.json", "assignments.csv"
+EMBEDDINGS, NEIGHBORS = "embeddings.npy", "neighbors.npy"
 # Settings that may change when a run is resumed: where files lie, how they are read, how often the run logs and saves.
 HARMLESS = {"data.root", "data.memory_gb", "encoder.weights", "train.log_every", "train.save_seconds", "eval.every"}
 
