@@ -1,4 +1,4 @@
-"""Write files whole or not at all."""
+"""Write files whole or not at all; and the names of the files that several rooms share."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+# Files of `opencon discover`; the first makes a folder one of its own.
+DISCOVERY, ASSIGNMENTS = "discovery.json", "assignments.csv"
+EMBEDDINGS, FEATURES = "embeddings.npy", "features.npy"
 
 def write_whole(path: Path, write: Callable[[Path], object]) -> Path:
     """Have `write` fill a file beside `path`, then rename it: a killed program leaves the old file or the new one.

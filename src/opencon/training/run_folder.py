@@ -29,10 +29,12 @@ from torch import Tensor
 
 from opencon.config import differences
 from opencon.errors import ConfigError, RunError
+from opencon.files import ASSIGNMENTS as ASSIGNMENTS
+from opencon.files import DISCOVERY as DISCOVERY
+from opencon.files import EMBEDDINGS as EMBEDDINGS
+from opencon.files import FEATURES as FEATURES
 from opencon.files import write_whole
 
-# Files of `opencon discover`; the first makes a folder one of its own.
-DISCOVERY, ASSIGNMENTS, EMBEDDINGS = "discovery.json", "assignments.csv", "embeddings.npy"
 # Settings that may change when a run is resumed: where files lie, how they are read, how often the run logs and saves.
 HARMLESS = {"data.root", "data.memory_gb", "encoder.weights", "train.log_every", "train.save_seconds", "eval.every"}
 
