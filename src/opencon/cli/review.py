@@ -21,7 +21,9 @@ def review(
     run_folder: RunArgument,
     photos: Photos = None,
     port: Annotated[int, typer.Option("--port", help="0: any that is free.", min=0, max=65535)] = 0,
-    host: Annotated[str, typer.Option("--host", help="Address to listen on; others can reach any but this.")] = "127.0.0.1",
+    host: Annotated[
+        str, typer.Option("--host", help="Address to listen on; others can reach any but this.")
+    ] = "127.0.0.1",
     browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Open the page.")] = True,
     start_over: Annotated[bool, typer.Option("--start-over", help="Put earlier decisions aside.")] = False,
 ) -> None:
@@ -37,7 +39,9 @@ def review(
     from opencon.review.session import Session, set_aside
 
     if host in ("0.0.0.0", "::"):
-        raise ConfigError(f"--host {host} names no address that a browser could open. Give this machine's own, or none.")
+        raise ConfigError(
+            f"--host {host} names no address that a browser could open. Give this machine's own, or none."
+        )
     run = open_run(run_folder, photos)
     if start_over and (old := set_aside(run.folder)):
         console.print(f"Earlier decisions are now in {old}.", soft_wrap=True)
@@ -98,4 +102,6 @@ def sort(
     counts = sort_photos(rows, state.run.root, into, way=way)
     for name, number in counts.items():
         console.print(f"{number:>8,}  {name}", soft_wrap=True)
-    console.print(f"{sum(counts.values()):,} photos in {into}. Take it back with: opencon sort --undo {into}", soft_wrap=True)
+    console.print(
+        f"{sum(counts.values()):,} photos in {into}. Take it back with: opencon sort --undo {into}", soft_wrap=True
+    )

@@ -35,9 +35,11 @@ from opencon.review.state import Learned, RefusedError, State
 from opencon.review.suggest import parts_of
 
 FOLDER = "learned"
-LABELS, PLACE, CONFIDENCE, JOB, FOUND = "labels.npy", "place.npy", "confidence.npy", "job.json", "found.json"
+LABELS, PLACE, CONFIDENCE = "labels.npy", "place.npy", "confidence.npy"
+JOB, FOUND, FAILED, STAGE = "job.json", "found.json", "failed.txt", "stage.txt"
 LEFT_OUT, UNLABELED = -2, -1  # in labels.npy
 FEWEST = 4  # photos, ours: two classes of two
+MOST_NEW = 1000  # groups that a fit may add, ours: more than anybody would look at
 MOST_SHOWN = 60  # photos that a preview shows of a move, ours: what fits on two screens
 
 
@@ -54,7 +56,8 @@ def lesson(state: State) -> Lesson:
     """The decisions as labels."""
     labels = np.where(state.place == JUNK, LEFT_OUT, UNLABELED).astype(np.int32)
     sizes = {g: int((state.place == g).sum()) for g in state.groups}
-    groups, others = [], []
+    groups: list[int] = []
+    others: list[int] = []
     for g, group in state.groups.items():
         if not sizes[g]:
             continue
@@ -89,9 +92,7 @@ def recognized(classes: NDArray[np.int64], lesson: Lesson, place: NDArray[np.int
     num_classes, num_seen = int(classes.max(initial=-1)) + 1, len(lesson.groups)
     found: list[int | None] = [*lesson.groups, *[None] * max(num_classes - num_seen, 0)]
     shared = [
-        (int(((classes == c) & (place == g)).sum()), c, g)
-        for c in range(num_seen, num_classes)
-        for g in lesson.others
+        (int(((classes == c) & (place == g)).sum()), c, g) for c in range(num_seen, num_classes) for g in lesson.others
     ]
     for number, c, g in sorted(shared, key=lambda one: (-one[0], one[1], one[2])):
         if number and found[c] is None and g not in found:
@@ -100,14 +101,19 @@ def recognized(classes: NDArray[np.int64], lesson: Lesson, place: NDArray[np.int
 
 
 class Learner:
-    """One fit at a time, in the background."""
+    """One fit at a time, in a process that waits for the next."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder / FOLDER
         self._process: subprocess.Popen[str] | None = None
         self._job: str | None = None
         self._began = 0.0
-        self._errors: Path | None = None
+
+    def warm_up(self) -> None:
+        """Start the process, so that learning need not wait for its libraries."""
+        if self._process is None or self._process.poll() is not None:
+            command = [sys.executable, "-m", "opencon.review.refit"]
+            self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
 
     def start(self, state: State, *, look_for_more: bool) -> None:
         """Begin a fit on the decisions so far.
@@ -119,7 +125,9 @@ class Learner:
         if self.is_running:
             raise RefusedError("It is learning already.")
         if not state.run.features.is_file():
-            raise RefusedError("This discovery kept no features to learn from. Run `opencon discover` again, then review.")
+            raise RefusedError(
+                "This discovery kept no features to learn from. Run `opencon discover` again, then review."
+            )
         learned = lesson(state)
         if not learned.groups:
             raise RefusedError("Name a group or move some photos first: there is nothing new to learn from.")
@@ -132,7 +140,6 @@ class Learner:
         job.mkdir(parents=True)
         np.save(job / LABELS, learned.labels)
         np.save(job / PLACE, state.place)
-        spare = [name for _, name in zip(range(len(state.place)), _spare_names(state), strict=False)]
         plan = {
             "run": str(state.run.folder.resolve()),
             "groups": learned.groups,
@@ -140,32 +147,44 @@ class Learner:
             "names": {g: group.name for g, group in state.groups.items()},
             "looked": [int(i) for i in np.flatnonzero(state.looked)],
             "next_id": state.new_ids(1)[0],
-            "spare_names": spare[:200],
+            "spare_names": _spare_names(state),
             "num_novel": None if look_for_more else len(learned.others),
         }
         (job / JOB).write_text(json.dumps(plan), encoding="utf-8")
-        command = [sys.executable, "-m", "opencon.review.refit", str(job)]
-        self._began, self._errors = time.monotonic(), job / "errors.txt"
-        with self._errors.open("w") as errors:
-            self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=errors, text=True)
+        self.warm_up()
+        assert self._process is not None
+        assert self._process.stdin is not None
+        self._began = time.monotonic()
+        self._process.stdin.write(f"{job.resolve()}\n")
+        self._process.stdin.flush()
 
     @property
     def is_running(self) -> bool:
         """Whether a fit is under way."""
-        return self._process is not None and self._process.poll() is None
+        return self._job is not None and self._ended() is None
+
+    def _ended(self) -> str | None:
+        """How the fit ended: "" or why it failed; None while it runs."""
+        assert self._job is not None
+        assert self._process is not None
+        job = self.folder / self._job
+        if (job / FOUND).is_file():
+            return ""
+        if (job / FAILED).is_file():
+            return (job / FAILED).read_text(encoding="utf-8")
+        return None if self._process.poll() is None else "The process ended without a word. Is there memory left?"
 
     def status(self, state: State) -> dict[str, Any]:
         """How far it is; with what would change, once it is done."""
-        if self._process is None or self._job is None:
+        if self._job is None:
             return {"is": "idle"}
-        if self.is_running:
-            stage = self.folder / self._job / "stage.txt"
+        ended = self._ended()
+        if ended is None:
+            stage = self.folder / self._job / STAGE
             words = stage.read_text(encoding="utf-8") if stage.is_file() else "starting"
             return {"is": "running", "stage": words, "seconds": round(time.monotonic() - self._began, 1)}
-        if self._process.returncode != 0:
-            assert self._errors is not None
-            lines = self._errors.read_text(errors="replace").strip().splitlines()
-            return {"is": "failed", "why": lines[-1] if lines else "It ended without a word."}
+        if ended:
+            return {"is": "failed", "why": ended}
         return {"is": "done", "job": self._job, **self._preview(state)}
 
     def _preview(self, state: State) -> dict[str, Any]:
@@ -180,8 +199,7 @@ class Learner:
         return {
             "moved": len(moved),
             "ways": [
-                {"from": a, "to": b, "number": len(photos), "photos": photos[:MOST_SHOWN]}
-                for (a, b), photos in largest
+                {"from": a, "to": b, "number": len(photos), "photos": photos[:MOST_SHOWN]} for (a, b), photos in largest
             ],
             "groups": found["groups"],
             "gone": found["gone"],
@@ -203,16 +221,23 @@ class Learner:
 
     def forget(self) -> None:
         """Leave what was found where it is: it was accepted."""
-        self._process, self._job = None, None
+        self._job = None
 
     def discard(self) -> None:
         """Stop, and throw away what was found."""
+        if self._job is None:
+            return
+        if self.is_running:
+            self.close()
+        shutil.rmtree(self.folder / self._job, ignore_errors=True)
+        self.forget()
+
+    def close(self) -> None:
+        """End the process."""
         if self._process is not None:
             self._process.terminate()
             self._process.wait()
-        if self._job is not None:
-            shutil.rmtree(self.folder / self._job, ignore_errors=True)
-        self.forget()
+            self._process = None
 
     def read(self, job: str) -> Learned:
         """A place and a confidence for every photo, as a fit left them."""
@@ -226,12 +251,17 @@ class Learner:
 
 
 def _spare_names(state: State) -> Sequence[str]:
+    """new-1, new-2, ... that no group has: as many as a fit could want."""
     taken = {group.name for group in state.groups.values()} | set(state.run.names)
-    return [name for k in range(1, len(taken) + 202) if (name := f"new-{k}") not in taken]
+    return [name for k in range(1, len(taken) + MOST_NEW + 1) if (name := f"new-{k}") not in taken]
 
 
 def place_of(
-    classes: NDArray[np.int64], unlike: NDArray[np.bool_], groups: Sequence[int], looked: NDArray[np.bool_], before: NDArray[np.int32]
+    classes: NDArray[np.int64],
+    unlike: NDArray[np.bool_],
+    groups: Sequence[int],
+    looked: NDArray[np.bool_],
+    before: NDArray[np.int32],
 ) -> NDArray[np.int32]:
     """The place of each photo after a fit, (n,): its group, or STRANGERS; what was looked at stays."""
     after = np.where(unlike, STRANGERS, np.array(groups, dtype=np.int32)[classes])

@@ -1,4 +1,4 @@
-"""The process that learns again: python -m opencon.review.refit JOB. It reads a job of `learn.Learner`, and fits.
+"""The process that learns again: python -m opencon.review.refit. Each line that it reads is a job of `learn.Learner`.
 
 It is a process of its own because it needs torch, which the server does without, and because it can be stopped.
 
@@ -20,7 +20,19 @@ import torch
 from opencon.files import FEATURES, write_whole
 from opencon.openworld.fit import OpenWorldConfig, fit_features
 from opencon.photos.model import OpenConModel
-from opencon.review.learn import CONFIDENCE, FOUND, JOB, LABELS, LEFT_OUT, PLACE, Lesson, place_of, recognized
+from opencon.review.learn import (
+    CONFIDENCE,
+    FAILED,
+    FOUND,
+    JOB,
+    LABELS,
+    LEFT_OUT,
+    PLACE,
+    STAGE,
+    Lesson,
+    place_of,
+    recognized,
+)
 from opencon.review.run import open_run
 from opencon.training.run_folder import RunFolder
 
@@ -30,7 +42,7 @@ def refit(job: Path) -> None:
     began = time.monotonic()
 
     def stage(words: str) -> None:
-        write_whole(job / "stage.txt", lambda partial: partial.write_text(words, encoding="utf-8"))
+        write_whole(job / STAGE, lambda partial: partial.write_text(words, encoding="utf-8"))
 
     stage("reading")
     plan: dict[str, Any] = json.loads((job / JOB).read_text(encoding="utf-8"))
@@ -71,7 +83,8 @@ def refit(job: Path) -> None:
 
 def _fresh(groups: list[int | None], plan: dict[str, Any]) -> tuple[dict[int, int], list[str]]:
     """Numbers for the groups that were not there before, and the name of every class."""
-    fresh, names = {}, []
+    fresh: dict[int, int] = {}
+    names: list[str] = []
     spare = iter(plan["spare_names"])
     for c, g in enumerate(groups):
         if g is None:
@@ -89,5 +102,16 @@ def _save_model(job: Path, run: Path, fitted: Any, names: list[str], kept: Any, 
     replace(model, home=old.home).save(RunFolder(job))
 
 
+def main() -> None:
+    """Jobs until there are no more lines."""
+    for line in sys.stdin:
+        job = Path(line.rstrip("\n"))
+        try:
+            refit(job)
+        except Exception as err:  # whatever it is, the page must be able to say it
+            why = str(err) or type(err).__name__
+            write_whole(job / FAILED, lambda partial, why=why: partial.write_text(why, encoding="utf-8"))  # type: ignore[misc]
+
+
 if __name__ == "__main__":
-    refit(Path(sys.argv[1]))
+    main()

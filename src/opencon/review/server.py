@@ -73,7 +73,9 @@ def make_app(session: Session) -> Starlette:
             data = await run_in_threadpool(session.thumbs.small if is_small else session.thumbs.large, photo)
         if not data:
             return refusal(404, "The photo cannot be read any more.")
-        return Response(data, media_type="image/jpeg", headers={"cache-control": "private, max-age=31536000, immutable"})
+        return Response(
+            data, media_type="image/jpeg", headers={"cache-control": "private, max-age=31536000, immutable"}
+        )
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
@@ -261,7 +263,9 @@ async def take(request: Request, session: Session) -> Response:
     rows = taken(session.state, looked_only=asked.get("looked") is True)
     counts = await run_in_threadpool(sort_photos, rows, session.run.root, into, way=way)
     folders = {readable(label): count for label, count in counts.items()}
-    return JSONResponse({"folder": readable(into.resolve()), "counts": folders, "photos": int(np.sum(list(counts.values())))})
+    return JSONResponse(
+        {"folder": readable(into.resolve()), "counts": folders, "photos": int(np.sum(list(counts.values())))}
+    )
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -294,6 +298,8 @@ def serve(session: Session, sock: socket.socket, *, host: str, say: Callable[[st
 
     app: ASGIApp = make_app(session)
     guard = Guard(app, hosts=hosts, say=link)
-    config = uvicorn.Config(guard, log_level="warning", access_log=False, server_header=False, timeout_graceful_shutdown=1)
+    config = uvicorn.Config(
+        guard, log_level="warning", access_log=False, server_header=False, timeout_graceful_shutdown=1
+    )
     link(guard.token)
     uvicorn.Server(config).run(sockets=[sock])

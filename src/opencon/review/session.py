@@ -54,6 +54,8 @@ class Session:
         self.state.apply(entry)
         if entry["do"] == "learned":
             self.learner.forget()
+        if self.run.features.is_file():
+            self.learner.warm_up()
         self.tell()
 
     def changes(self, since: int) -> dict[str, Any]:
@@ -145,10 +147,10 @@ class Session:
         """End the processes, and let go of the log."""
         self.is_closing = True
         self.tell()
-        for process in (self._map, self.learner._process):
-            if process is not None and process.poll() is None:
-                process.terminate()
-                process.wait()
+        self.learner.close()
+        if self._map is not None and self._map.poll() is None:
+            self._map.terminate()
+            self._map.wait()
         self.log.close()
 
 
@@ -168,7 +170,8 @@ def fitted_in(xy: NDArray[Any]) -> NDArray[np.float32]:
     """(n, 2) moved and scaled into the unit square, the same in both directions."""
     low, high = xy.min(axis=0), xy.max(axis=0)
     size = max(float((high - low).max()), 1e-9)
-    return ((xy - (low + high) / 2) / size + 0.5).astype(np.float32)
+    inside: NDArray[np.float32] = ((xy - (low + high) / 2) / size + 0.5).astype(np.float32)
+    return inside
 
 
 def replay(state: State, entries: Sequence[Mapping[str, Any]], path: Path) -> None:
@@ -202,4 +205,3 @@ def set_aside(folder: Path) -> Path | None:
     number = next(k for k in range(1, 10_000) if not (folder / f"{REVIEW}-{k}").exists())
     review.rename(folder / f"{REVIEW}-{number}")
     return folder / f"{REVIEW}-{number}"
-

@@ -236,10 +236,11 @@ class State:
 
     def _photos(self, value: object) -> list[int]:
         n = len(self.place)
-        fine = isinstance(value, list) and value and all(type(i) is int and 0 <= i < n for i in value)
-        if not fine or len(set(value)) != len(value):  # type: ignore[arg-type]
+        if not isinstance(value, list) or not value or not all(type(i) is int and 0 <= i < n for i in value):
             raise RefusedError("Select some photos first.")
-        return value  # type: ignore[return-value]
+        if len(set(value)) != len(value):
+            raise RefusedError("A photo was named twice.")
+        return value
 
     def _group(self, value: object) -> int:
         if type(value) is not int or value not in self.groups:

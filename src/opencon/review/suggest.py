@@ -156,5 +156,5 @@ def about(state: State, photo: int, most: int) -> dict[str, Any]:
 def _twins(state: State, photo: int) -> Photos:
     twin_of = state.run.twin_of
     first = int(twin_of[photo]) if twin_of[photo] >= 0 else photo
-    same = np.flatnonzero((twin_of == first) | (np.arange(len(twin_of)) == first))
+    same: Photos = np.flatnonzero((twin_of == first) | (np.arange(len(twin_of)) == first))
     return same[same != photo]

@@ -131,9 +131,13 @@ def _empty(into: Path) -> None:
     except OSError as err:
         raise RunError(f"cannot make the folder {into} ({err.strerror}). Give another one.") from err
     if MANIFEST in held:
-        raise RunError(f"{into} holds photos that were sorted before. Take them back with --undo, or give a new folder.")
+        raise RunError(
+            f"{into} holds photos that were sorted before. Take them back with --undo, or give a new folder."
+        )
     if held:
-        raise RunError(f"{into} is not empty (it holds {held[0]}). Give a new or empty folder; nothing is written over.")
+        raise RunError(
+            f"{into} is not empty (it holds {held[0]}). Give a new or empty folder; nothing is written over."
+        )
 
 
 def folder_names(labels: set[str]) -> dict[str, str]:

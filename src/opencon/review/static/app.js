@@ -219,13 +219,16 @@ function drawSend() {
   });
   target.input.id = "sendto";
   bar.replaceChildren(
-    el("b", { id: "selcount", text: `${number(count, "photo")} selected` }), target.box,
-    el("div", { class: "chips" }, targets().map((g, k) => el("button", { class: "chip", onclick: () => send([...selected], g) }, el("kbd", { text: k + 1 }), el("span", { text: store.groups.get(g).name })))),
-    el("div", { class: "row" },
-      el("button", { class: "plain", id: "newgroup", text: "New group", onclick: () => send([...selected], null, "") }),
-      el("button", { class: "plain", id: "keep", text: "Right here", title: "These belong where they are", onclick: () => confirmSelected() }),
-      el("button", { class: "plain", id: "junkit", title: "Space", text: "Junk", onclick: () => send([...selected], JUNK) }),
-      el("button", { class: "plain", text: "Clear", title: "Esc", onclick: clearSelection })));
+    el("b", { id: "selcount", text: `${number(count, "photo")} selected` }), target.box, sendTools(),
+    el("div", { class: "chips line" }, targets().map((g, k) => el("button", { class: "chip", onclick: () => send([...selected], g) }, el("kbd", { text: k + 1 }), el("span", { text: store.groups.get(g).name })))));
+}
+
+function sendTools() {
+  return el("div", { class: "row" },
+    el("button", { class: "plain", id: "newgroup", text: "New group", onclick: () => send([...selected], null, "") }),
+    el("button", { class: "plain", id: "keep", text: "Right here", title: "These belong where they are", onclick: () => confirmSelected() }),
+    el("button", { class: "plain", id: "junkit", title: "Space", text: "Junk", onclick: () => send([...selected], JUNK) }),
+    el("button", { class: "plain", text: "Clear", title: "Esc", onclick: clearSelection }));
 }
 
 async function confirmSelected() {

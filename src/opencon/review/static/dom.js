@@ -66,6 +66,8 @@ export function openDialog(title, { wide = false, onclose = null } = {}) {
     if (onclose) onclose();
   };
   dialog.onclick = (event) => { if (event.target === dialog) dialog.close(); };
+  dialog.tabIndex = -1;
   dialog.showModal();
+  dialog.focus(); // not on a button: a space or Enter must not press what nobody chose
   return { dialog, body, head };
 }

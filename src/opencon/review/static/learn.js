@@ -66,7 +66,7 @@ export async function openLearn() {
       return;
     }
     body.replaceChildren(...views[status.is](status).filter(Boolean));
-    body.querySelector(".main")?.focus();
+    if (status.is === "idle") body.querySelector(".main").focus();
   };
   redrawNow = draw;
   await draw();

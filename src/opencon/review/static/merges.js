@@ -36,7 +36,7 @@ export async function openMerges() {
         el("button", { class: "plain", onclick: () => answer("apart") }, "Different ", el("kbd", { text: "N" })),
         el("button", { class: "plain", onclick: () => answer("skip") }, "Not sure ", el("kbd", { text: "→" }))),
     );
-    body.querySelector(".main").focus();
+    dialog.focus();
   };
 
   const answer = async (what) => {
