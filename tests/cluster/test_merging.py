@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from opencon.cluster import merging
-from opencon.cluster.merging import _apart, _most_bridge, can_merge, merge_alike
+from opencon.cluster.merging import _apart, _most_bridge, merge_alike
 from tests.naive import merging as naive
 
 
@@ -60,13 +60,6 @@ def test_nothing_is_merged_where_no_class_can_be_cut():
     z, which = clouds([5, 5, 200])
     split = cut(z, which, 2, 3)
     assert merge_alike(z, split, num_seen=2).tolist() == split.tolist()
-
-
-def test_merging_needs_a_seen_class_of_some_size():
-    rows = torch.tensor([0] * 7 + [1] * 3 + [2] * 20)
-    assert not can_merge(rows, 2)  # the new group says nothing
-    assert can_merge(torch.cat([rows, torch.tensor([0])]), 2)
-    assert not can_merge(rows, 0)
 
 
 def many_groups(seed, *, dim, grid=False, offset=0.0):

@@ -15,11 +15,6 @@ ROUNDING = 3e-5  # ours: float32 moves an edge by 1e-6 (128 dimensions) to 4e-6 
 BLOCK = 1 << 18  # ours: numbers in a block of rows; 2^16 to 2^18 are alike, 2^21 takes a quarter longer (measured)
 
 
-def can_merge(assignment: Tensor, num_seen: int) -> bool:
-    """Whether some seen class has enough rows to be cut in two, which `merge_alike` needs."""
-    return bool((torch.bincount(assignment, minlength=num_seen)[:num_seen] >= SMALLEST_CUT).any())
-
-
 @torch.no_grad()
 def merge_alike(z: Tensor, assignment: Tensor, *, num_seen: int) -> Tensor:
     """Merge groups that are no farther apart than the two halves of a seen class. Returns the new assignment, (M,).

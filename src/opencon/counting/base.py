@@ -37,12 +37,10 @@ class CountEstimate:
     def __repr__(self) -> str:
         return f"<CountEstimate: {self.num_classes}, between {self.low} and {self.high}>"
 
-    def merged(self, num_classes: int, times: int) -> CountEstimate:
-        """The estimate after groups were merged. Where more are left than estimated, `times` as many were looked for."""
-        more = f"{times} times as many were looked for, and groups" if num_classes > self.num_classes else "Groups"
-        why = f"{self.why} {more} as close as two halves of one of your classes were merged: {num_classes} are left."
-        low, high = min(self.low, num_classes), max(self.high, num_classes)
-        return replace(self, num_classes=num_classes, low=low, high=high, why=why)
+    def left(self, num_classes: int) -> CountEstimate:
+        """The estimate where some groups have lost all their rows to others."""
+        why = f"{self.why} Some groups lost their rows to others: {num_classes} are left."
+        return replace(self, num_classes=num_classes, low=min(self.low, num_classes), why=why)
 
 
 class Counter(Protocol):

@@ -3,8 +3,8 @@
 Letters: M rows, F features, D embedding size, V cached views, S seen classes, C classes and groups together.
 
     rows --> main directions, unit length                  RowEncoder.rotate
-         --> semi-supervised k-means, many starts          cluster.kmeans
-         --> groups that are halves of one class merge     cluster.merging
+         --> classes to begin with                         engine.explain, or where the number is given cluster.kmeans,
+                                                           and groups that are halves of one class are one (cluster.merging)
          --> classes become balls                          mixture.fit_gaussians, RowEncoder.whiten
         (--> the head learns with the method's own losses  training.short_run, only where steps are asked for)
          --> classes become balls again, unit length: z    mixture.fit_gaussians, OpenWorldModel.whiten
@@ -24,11 +24,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from opencon.cluster.kmeans import kmeans
-from opencon.cluster.merging import can_merge, merge_alike
+from opencon.cluster.merging import merge_alike
 from opencon.cluster.numbering import by_size, order_by_size
-from opencon.counting import CountEstimate, estimate_classes
+from opencon.counting import CountEstimate
 from opencon.errors import DataError, require
 from opencon.methods import METHODS, FeatureBank, Method, Task
+from opencon.openworld.engine import explain
 from opencon.openworld.mixture import fit_gaussians, fit_mixture, held_out_accuracy, softness
 from opencon.openworld.model import OpenWorldModel, Prediction, in_parts
 from opencon.openworld.row_encoder import RowEmbedder, RowEncoder, set_affine
@@ -47,8 +48,6 @@ DIMS = (32, 128)  # directions kept: twice the classes, within these; more is no
 # Of k-means. Many, because the best one is also the most accurate; fewer for many rows.
 MOST_STARTS, START_WORK = 100, 5e8
 ROUNDS_BEFORE, ROUNDS_AFTER = 10, 5  # of making classes balls, before and after training
-PLENTY = 2  # times the estimate are looked for: 10 points better than 1 on CIFAR-100, the same on the others
-ENOUGH = 50  # rows for each of those groups; with fewer, halves of a class do not merge: 10 points worse on 280 photos
 ACCURACY = 0.9  # assumed where no class has two labeled rows, so that it cannot be measured
 SAMPLE = 10_000  # rows that set the confidence
 OUTLIER_QUANTILE, OUTLIER_MARGIN = 0.005, 0.1  # a row may be a tenth farther than all but 0.5 % of the training rows
@@ -119,14 +118,18 @@ def fit_features(
     """
     check_rows(x)
     num_seen = check_labels(labels, len(x))
-    if num_seen == 0:
-        raise DataError("no row is labeled: all labels are -1. Label some rows of one class at least, or use k-means.")
+    if num_seen == 0 and config.steps:
+        raise DataError(
+            "no row is labeled: all labels are -1. Steps learn from labels; label some rows, or use steps = 0."
+        )
     if views is not None and (views.ndim != 3 or views.shape[::2] != x.shape):
         shape, want = tuple(views.shape), f"({len(x)}, V, {x.shape[1]})"
         raise DataError(f"views has shape {shape}, but x has shape {tuple(x.shape)}. Give views of each row: {want}.")
     x, labels = x.detach().to(CPU, torch.float32), labels.to(CPU, torch.long)
-    count, num_novel, least = _how_many(x, labels, num_seen, config)
-    start = _start(x, labels, num_seen, num_novel, config.seed, least)
+    classes, count = None, None
+    if config.num_novel is None:
+        classes, count = explain(x, labels, num_seen=num_seen, seed=config.seed)
+    start = _start(x, labels, num_seen, config, classes)
     num_classes, dim = max(num_seen, int(start.classes.max()) + 1), start.encoder.num_features
     model = OpenWorldModel(num_features=x.shape[1], dim=dim, num_seen=num_seen, num_classes=num_classes)
     model.encoder = start.encoder
@@ -140,39 +143,28 @@ def fit_features(
     return _finish(model, x, labels, classes, start.accuracy, count, history)
 
 
-def _how_many(
-    x: Tensor, labels: Tensor, num_seen: int, config: OpenWorldConfig
-) -> tuple[CountEstimate | None, int, int | None]:
-    """The estimate, if one was asked for; how many new groups to look for; and how many where they cannot be merged."""
-    count, num_novel, least = None, config.num_novel, None
-    if num_novel is None:
-        count = estimate_classes(x, labels, num_seen=num_seen, seed=config.seed)
-        # Where halves of the data disagree, classes overlap and the estimate tends to be low. Look for more groups then
-        # and let merging decide, if there are enough rows.
-        is_sure = count.low == count.high or count.num_classes == num_seen
-        least, many = count.num_classes - num_seen, PLENTY * count.num_classes
-        num_novel = least if is_sure or len(x) < ENOUGH * many else many - num_seen
-    return count, min(num_novel, int((labels < 0).sum())), least  # a group needs a row of its own
-
-
-def _start(x: Tensor, labels: Tensor, num_seen: int, num_novel: int, seed: int, least: int | None = None) -> _Start:
-    """Directions, groups, and how often a group is right.
+def _start(x: Tensor, labels: Tensor, num_seen: int, config: OpenWorldConfig, classes: Tensor | None) -> _Start:
+    """Directions, classes (from k-means unless they are given), and how often a class is right.
 
     The accuracy is measured before training: afterwards labeled rows look better than others, because the head has learned
-    them. Where too few rows are labeled to judge a merge, `least` new groups are looked for instead.
+    them.
     """
-    num_classes = num_seen + num_novel
+    if classes is None:
+        assert config.num_novel is not None
+        free = int((labels < 0).sum())  # a group needs a row of its own
+        num_classes = max(num_seen + min(config.num_novel, free), 1)
+    else:
+        num_classes = max(int(classes.max()) + 1, num_seen)
     dim = min(max(2 * num_classes, DIMS[0]), DIMS[1], max(x.shape[1], 2))
-    with seeded(seed, NETWORK):
+    with seeded(config.seed, NETWORK):
         encoder = RowEncoder(x.shape[1], dim)
         encoder.fit(x, power=POWER)
     z = in_parts(encoder.rotated, x)
-    starts = int(min(max(START_WORK / (len(x) * dim * num_classes), 4), MOST_STARTS))
-    stream = generator(CPU, seed, CLUSTERS)
-    clusters = kmeans(z, num_classes, labels=labels, num_seen=num_seen, num_starts=starts, generator=stream)
-    if least is not None and least < num_novel and not can_merge(labels[labels >= 0], num_seen):
-        return _start(x, labels, num_seen, least, seed)
-    classes = by_size(merge_alike(z, clusters.assignment, num_seen=num_seen), num_seen)
+    if classes is None:
+        starts = int(min(max(START_WORK / (len(x) * dim * num_classes), 4), MOST_STARTS))
+        stream = generator(CPU, config.seed, CLUSTERS)
+        clusters = kmeans(z, num_classes, labels=labels, num_seen=num_seen, num_starts=starts, generator=stream)
+        classes = by_size(merge_alike(z, clusters.assignment, num_seen=num_seen), num_seen)
     whitening, classes = fit_gaussians(z, classes, labels, num_seen=num_seen, rounds=ROUNDS_BEFORE)
     set_affine(encoder.whiten, whitening.center, whitening.matrix)
     classes = by_size(classes, num_seen)
@@ -257,5 +249,5 @@ def _finish(
     done.prototypes.copy_(done.prototypes[order])
     done.log_share.copy_(done.log_share[order])
     if count is not None and count.num_classes != done.num_classes:
-        count = count.merged(done.num_classes, PLENTY)
+        count = count.left(done.num_classes)
     return Fitted(done, z, done.predict_embedded(z), count, history)

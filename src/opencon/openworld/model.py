@@ -86,6 +86,8 @@ class OpenWorldModel(nn.Module):
         cosine = z @ self.prototypes.T  # (M, C)
         logits = self.sharpness * cosine + self.log_share
         seen = self.num_seen
+        if seen == 0:  # all is new
+            return logits.softmax(dim=1), torch.ones_like(cosine[:, 0]), cosine.amax(dim=1)
         novelty = self.sharpness * (self.outlier_threshold - cosine[:, :seen].amax(dim=1))
         if self.num_classes > seen:
             odds = logits[:, seen:].logsumexp(dim=1) - logits[:, :seen].logsumexp(dim=1)
