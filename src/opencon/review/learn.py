@@ -174,8 +174,8 @@ class Learner:
             return (job / FAILED).read_text(encoding="utf-8")
         return None if self._process.poll() is None else "The process ended without a word. Is there memory left?"
 
-    def status(self, state: State) -> dict[str, Any]:
-        """How far it is; with what would change, once it is done."""
+    def progress(self) -> dict[str, Any]:
+        """How far it is."""
         if self._job is None:
             return {"is": "idle"}
         ended = self._ended()
@@ -183,9 +183,12 @@ class Learner:
             stage = self.folder / self._job / STAGE
             words = stage.read_text(encoding="utf-8") if stage.is_file() else "starting"
             return {"is": "running", "stage": words, "seconds": round(time.monotonic() - self._began, 1)}
-        if ended:
-            return {"is": "failed", "why": ended}
-        return {"is": "done", "job": self._job, **self._preview(state)}
+        return {"is": "failed", "why": ended} if ended else {"is": "done"}
+
+    def status(self, state: State) -> dict[str, Any]:
+        """How far it is; with what would change, once it is done."""
+        now = self.progress()
+        return now | self._preview(state) if now["is"] == "done" else now
 
     def _preview(self, state: State) -> dict[str, Any]:
         assert self._job is not None

@@ -79,7 +79,6 @@ def make_app(session: Session) -> Starlette:
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        session.start_map()
         yield
         session.close()
 
@@ -134,12 +133,14 @@ async def column(request: Request, session: Session) -> Response:
         "given": lambda: session.run.given.astype("u1"),
         "confidence": lambda: state.confidence.astype("<f4"),
         "twin_of": lambda: session.run.twin_of.astype("<i4"),
-        "map": lambda: session.positions()[1].astype("<f4"),
+        "map": lambda: session.positions().astype("<f4"),
     }
     make = columns.get(request.path_params["name"])
     if make is None:
         return refusal(404, "There is no such column.")
-    headers = {"cache-control": "no-store", "x-version": str(state.version), "x-map": session.positions()[0]}
+    headers = {"cache-control": "no-store", "x-version": str(state.version), "x-map": session.map_kind}
+    if request.path_params["name"] == "map":
+        session.start_map()
     return Response(make().tobytes(), media_type="application/octet-stream", headers=headers)
 
 
@@ -160,9 +161,7 @@ async def events(request: Request, session: Session) -> Response:
     """A stream that says when something has changed."""
 
     def facts() -> dict[str, Any]:
-        learned = session.learner.status(session.state)
-        short = {key: learned[key] for key in ("is", "stage", "seconds") if key in learned}
-        return {"version": session.state.version, "map": session.positions()[0], "learn": short}
+        return {"version": session.state.version, "map": session.map_kind, "learn": session.learner.progress()}
 
     async def stream() -> AsyncIterator[str]:
         last: dict[str, Any] = {}
@@ -275,6 +274,7 @@ def listen(host: str, port: int) -> socket.socket:
         opened = socket.socket(family, socket.SOCK_STREAM)
         opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         opened.bind((host, port))
+        opened.listen()  # a browser that is quicker than the program waits its turn
     except OSError as err:
         raise RunError(f"cannot listen on {host}:{port} ({err.strerror}). Give another --port.") from err
     return opened

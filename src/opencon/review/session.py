@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from opencon.errors import RunError
+from opencon.files import EMBEDDINGS
 from opencon.report.embed import readable
 from opencon.review.learn import Learner
 from opencon.review.log import LOG, DecisionLog, read_log
@@ -110,19 +111,23 @@ class Session:
 
     # --- the map ------------------------------------------------------------------------------------------------------
 
-    def positions(self) -> tuple[str, NDArray[np.float32]]:
-        """Where each photo goes on the map, (n, 2) in [0, 1]: at once by the two longest axes, later by likeness."""
-        path = self.folder / MAP
-        if path.is_file():
-            xy = np.load(path, allow_pickle=False)
+    @property
+    def map_kind(self) -> str:
+        """The map that there is: "rough" at once, by the two longest axes; "likeness" once that has been made."""
+        return "likeness" if (self.folder / MAP).is_file() else "rough"
+
+    def positions(self) -> NDArray[np.float32]:
+        """Where each photo goes on the map, (n, 2) in [0, 1]."""
+        if self.map_kind == "likeness":
+            xy: NDArray[np.float32] = np.load(self.folder / MAP, allow_pickle=False)
             if xy.shape == (len(self.run.files), 2):
-                return "likeness", xy
-        return "rough", rough_map(np.asarray(self.run.z))
+                return xy
+        return rough_map(np.asarray(self.run.z))
 
     def start_map(self) -> None:
         """Have the better map made in a process of its own, unless it is there or under way."""
-        if self._map is None and self.positions()[0] == "rough":
-            command = [sys.executable, "-m", "opencon.review.mapping", str(self.run.folder / "embeddings.npy")]
+        if self._map is None and self.map_kind == "rough":
+            command = [sys.executable, "-m", "opencon.review.mapping", str(self.run.folder / EMBEDDINGS)]
             self._map = subprocess.Popen([*command, str(self.folder / MAP)], stdout=subprocess.DEVNULL)
 
     # --- who is told --------------------------------------------------------------------------------------------------

@@ -157,4 +157,5 @@ def _twins(state: State, photo: int) -> Photos:
     twin_of = state.run.twin_of
     first = int(twin_of[photo]) if twin_of[photo] >= 0 else photo
     same: Photos = np.flatnonzero((twin_of == first) | (np.arange(len(twin_of)) == first))
-    return same[same != photo]
+    others: Photos = same[same != photo]
+    return others

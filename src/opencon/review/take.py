@@ -206,7 +206,7 @@ def undo_sort(into: Path) -> tuple[int, list[str]]:
         try:
             entry: dict[str, Any] = json.loads(line)
             made = into / entry["made"]
-            if not made.resolve().parent.is_relative_to(into.resolve()):
+            if not made.parent.resolve().is_relative_to(into.resolve()):
                 raise ValueError
         except (ValueError, KeyError, TypeError):  # the last line of a program that was killed, or not ours
             continue
