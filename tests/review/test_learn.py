@@ -158,6 +158,10 @@ def test_a_failure_is_said_and_the_next_try_works(discovered):
     assert status["is"] == "failed"
     assert status["why"]
     session.learner.discard()
+    session.learner.start(session.state, look_for_more=False)
+    session.learner._process.kill()
+    session.learner._process.wait()
+    assert session.learner.status(session.state)["is"] == "failed"
     assert learned(session)["is"] == "done"
     session.learner.discard()
     session.close()

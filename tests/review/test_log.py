@@ -83,7 +83,8 @@ def test_decisions_about_another_run_are_refused(tmp_path):
 def test_a_second_program_is_refused(tmp_path):
     pytest.importorskip("fcntl")
     log = DecisionLog(tmp_path, "abc", 40)
-    code = f"from pathlib import Path; from opencon.review.log import DecisionLog; DecisionLog(Path({str(tmp_path)!r}), 'abc', 40)"
+    opened = f"DecisionLog(Path({str(tmp_path)!r}), 'abc', 40)"
+    code = f"from pathlib import Path; from opencon.review.log import DecisionLog; {opened}"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert "is being reviewed already" in ran.stderr
     log.close()

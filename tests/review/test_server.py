@@ -1,9 +1,11 @@
 """The server as a program: who gets in, what two pages see, what a kill leaves, and what hostile requests do (nothing)."""
 
+import contextlib
 import json
 import socket
 import threading
 
+import httpx
 import numpy as np
 import pytest
 
@@ -101,13 +103,11 @@ def test_a_kill_at_any_moment_loses_nothing_that_was_answered(run, serve):
         client = served.client()
         stop = threading.Timer(0.15 + 0.1 * turn, served.process.kill)
         stop.start()
-        try:
+        with contextlib.suppress(httpx.TransportError):  # the connection broke: this one was not answered
             for k in range(10_000):
                 photo = (17 * k + turn) % 40
                 client.post("/api/do", json={"do": "move", "photos": [photo], "to": k % 4}).raise_for_status()
                 answered.append((photo, k % 4))
-        except Exception:  # the connection broke: this one was not answered
-            pass
         stop.join()
         served.process.wait()
         entries = read_log(run / "review" / LOG, open_run(run).identity)
@@ -178,16 +178,12 @@ def raw(served, method, path, headers, body):
         lines.append(f"content-length: {len(body)}")
     with socket.create_connection((host, int(port)), timeout=60) as link:
         head = ("\r\n".join([*lines, "connection: close"]) + "\r\n\r\n").encode()
-        try:
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # refused before all of it was read
             link.sendall(head + (body or "").encode())
-        except (BrokenPipeError, ConnectionResetError):
-            pass  # refused before all of it was read
         answer = b""
-        try:
+        with contextlib.suppress(ConnectionResetError):
             while piece := link.recv(65536):
                 answer += piece
-        except ConnectionResetError:
-            pass
     return int(answer.split(b" ", 2)[1]), answer
 
 
@@ -222,11 +218,13 @@ def test_hostile_requests_are_refused_and_change_nothing(run, served, tmp_path):
 
 def test_chunks_without_end_are_cut_off(served):
     client = served.client()
-    with pytest.raises(Exception, match=r"(?i)409|broken|reset|disconnect|too much"):
-        answer = client.post(
-            "/api/do", content=(b" " * 65536 for _ in range(200)), headers={"content-type": "application/json"}
-        )
-        raise AssertionError(f"{answer.status_code} {answer.text}")
+    chunks = (b" " * 65536 for _ in range(200))
+    try:
+        answer = client.post("/api/do", content=chunks, headers={"content-type": "application/json"})
+        assert (answer.status_code, answer.json()["error"]) == (409, "Too much at once.")
+    except httpx.TransportError:
+        pass  # it hung up before everything was sent
+    assert client.get("/api").json()["version"] == 0
 
 
 def test_hostile_names_stay_text(serve, tmp_path):
@@ -254,7 +252,5 @@ def test_the_link_opens_once_and_the_terminal_shows_the_next(served):
     first = served.link
     served.client()
     assert served.link != first
-    import httpx
-
     assert httpx.get(first).status_code == 401
     served.client()

@@ -172,7 +172,11 @@ class Learner:
             return ""
         if (job / FAILED).is_file():
             return (job / FAILED).read_text(encoding="utf-8")
-        return None if self._process.poll() is None else "The process ended without a word. Is there memory left?"
+        if self._process.poll() is None:
+            return None
+        why = "The process ended without a word. Is there memory left?"
+        (job / FAILED).write_text(why, encoding="utf-8")  # so that a new process does not make this one look alive
+        return why
 
     def progress(self) -> dict[str, Any]:
         """How far it is."""
