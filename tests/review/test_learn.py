@@ -29,7 +29,9 @@ def test_labels_that_came_with_the_photos_are_the_first_lesson(state):
     found = lesson(state)
     assert found.groups == [0, 1]
     assert found.others == [2, 3]
-    assert np.flatnonzero(found.labels >= 0).tolist() == [0, 1, 10, 11]
+    assert found.labels[[0, 1, 10, 11]].tolist() == [0, 0, 1, 1]
+    assert (found.labels[20:] == UNLABELED).all()
+    assert set(found.labels[:10].tolist()) == {0, UNLABELED}  # typical photos teach too, strays do not
 
 
 def test_moved_photos_are_labeled_and_junk_is_left_out(state):

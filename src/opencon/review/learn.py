@@ -1,8 +1,8 @@
 """Learn again: what a person decided becomes labels for a new fit, in a process of its own.
 
     these photos belong here    each is labeled with its group
-    this group is a class       it was named, merged, split or told apart: its typical photos are labeled, so that the parts
-                                of a merge stay together, and those of a split apart
+    this group is a class       somebody put a photo into it, named, merged or split it, or told it apart: its typical photos
+                                are labeled, so that the parts of a merge stay together, and those of a split apart
     nobody wants these          they are left out
 
 The fit gives every other photo a group. Groups that nobody touched are recognized by the photos they hold. What was looked
@@ -65,10 +65,8 @@ def lesson(state: State) -> Lesson:
         if not len(looked) and not group.is_named and not group.is_touched:
             others.append(g)
             continue
+        labels[_typical(state, g)] = len(groups)
         labels[looked] = len(groups)
-        if group.is_named or group.is_touched or group.kind == "new":
-            typical = _typical(state, g)
-            labels[typical[~state.looked[typical]]] = len(groups)
         groups.append(g)
     return Lesson(labels, groups, others)
 

@@ -6,7 +6,7 @@ export function el(tag, attributes = {}, ...children) {
     if (value === null || value === undefined || value === false) continue;
     if (key.startsWith("on")) node.addEventListener(key.slice(2), value);
     else if (key === "text") node.textContent = value;
-    else if (key in { value: 1, checked: 1, disabled: 1, hidden: 1, draggable: 1 }) node[key] = value;
+    else if (key in { value: 1, checked: 1, disabled: 1, hidden: 1 }) node[key] = value;
     else node.setAttribute(key, value === true ? "" : String(value));
   }
   node.append(...children.flat().filter((child) => child !== null && child !== undefined));

@@ -100,7 +100,7 @@ function draw() {
 }
 
 function make(photo) {
-  const image = el("img", { alt: "", decoding: "async", draggable: false });
+  const image = el("img", { alt: "", decoding: "async", draggable: "false" });
   image.onerror = () => tile.classList.add("broken");
   image.src = picture(photo);
   const tile = el("div", { class: "tile", role: "option", id: `photo-${photo}` }, image,
