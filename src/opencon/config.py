@@ -203,9 +203,15 @@ class EvalConfig:
     protocol: Protocol = "orca"
     on: EvaluationSet = "unlabeled"  # the unlabeled training images, or the held-out test images
     every: int = 10  # epochs between evaluations during training; the last epoch is always evaluated
+    average: float = 0.0  # judge weights averaged with this momentum; 0: the weights as they are
+    fresh_norms: bool = False  # averaged weights measure their batch norms anew, on plain training images
+    mirror: bool = False  # an image is embedded together with its mirror image
 
     def __post_init__(self) -> None:
         require(self.every >= 1, f"eval.every = {self.every} must be at least 1.")
+        require(0 <= self.average < 1, f"eval.average = {self.average} must lie in [0, 1).")
+        hint = "eval.fresh_norms needs averaged weights. Set eval.average, to 0.999 for example."
+        require(self.average > 0 or not self.fresh_norms, hint)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -139,7 +139,8 @@ def test_interrupted_and_resumed_equals_never_interrupted(finished, tmp_path, st
 
 def test_a_run_with_further_views_is_recorded_and_resumed(tmp_path):
     crops = ViewConfig(size=10, crop_scale=(0.5, 1.0), flip_p=0, jitter_p=0, gray_p=0, count=2)
-    config = replace(small("train.epochs=2"), method=ConcordConfig(mirror=False), views=(crops,))
+    judged = ("eval.average=0.9", "eval.fresh_norms=true", "eval.mirror=true")
+    config = replace(small("train.epochs=2", *judged), method=ConcordConfig(), views=(crops,))
     assert plan(config)["views"] == "2 of 8 px, 2 of 10 px"
     whole, out = tmp_path / "whole", tmp_path / "run"
     train(config, whole, CPU)

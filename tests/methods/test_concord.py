@@ -8,6 +8,7 @@ from opencon.config import ViewConfig
 from opencon.data.loader import Batch
 from opencon.errors import ConfigError
 from opencon.methods import METHODS, Concord, ConcordConfig, Epoch, FeatureBank
+from opencon.methods.parts import WeightAverage
 from opencon.runtime import seeded
 from tests.methods.toys import TASK, ToyEmbedder, toy_batch
 from tests.naive.concord import naive_losses, naive_targets
@@ -133,6 +134,16 @@ def test_the_classifier_starts_at_semi_supervised_k_means():
     assert torch.equal(method.classifier.weight, before)
 
 
+def test_the_classifier_starts_anew_before_the_epochs_that_say_so():
+    method, (bank, _) = build(started=True, restarts=(3,)), two_lumps()
+    before = method.classifier.weight.detach().clone()
+    method.before_epoch(Epoch(2, 9, lambda: bank))
+    assert torch.equal(method.classifier.weight, before)
+    method.before_epoch(Epoch(3, 9, lambda: bank))
+    cosines = method.classifier(bank.z)
+    assert bool((cosines.amax(dim=1) > 0.9).all()), "every row has a class around its lump"
+
+
 def test_a_start_that_is_given_is_kept():
     method, (bank, classes) = build(started=False), two_lumps()
     turned = (classes + 1) % 5
@@ -188,26 +199,37 @@ def test_the_queue_takes_the_newest_first():
     assert torch.equal(method.queue[8:], before[:12])
 
 
-def test_classes_come_from_averaged_weights_and_both_mirror_images():
-    method, images = build(average=0.5), toy_batch().views[0]
-    slow = [p.detach().clone() for p in (method.embedder.linear.weight, method.classifier.weight)]
-    with torch.no_grad():
-        for p in method.parameters():
-            p += torch.randn(p.shape, generator=torch.Generator().manual_seed(1))
-    method.after_step(torch.zeros(0, 5))
-    momentum = 2 / 11  # its first update; see WeightAverage
-    for average, p in zip(slow, (method.embedder.linear.weight, method.classifier.weight), strict=True):
-        average.mul_(momentum).add_((1 - momentum) * p.detach())
-    bias = method.average.linear__bias
-    rows = [F.normalize(x.flatten(1).double() @ slow[0].T + bias, dim=1) for x in (images, images.flip(-1))]
-    torch.testing.assert_close(method.embed(images), F.normalize(rows[0] + rows[1], dim=1))
-    method.config = ConcordConfig(mirror=False)
+def test_classes_come_from_the_features_in_front_of_the_head():
+    method, images = build(), toy_batch().views[0]
     z = method.embed(images)
-    torch.testing.assert_close(z, rows[0])
+    torch.testing.assert_close(z, F.normalize(method.embedder.features(images), dim=1))
     got = method.assign(FeatureBank(z, torch.full((24,), -1)))
-    cosines = torch.tensor(naive_cosines(z, slow[1]))
+    cosines = torch.tensor(naive_cosines(z.detach(), method.classifier.weight.detach()))
     assert torch.equal(got.classes, cosines.argmax(dim=1))
     torch.testing.assert_close(got.p.float(), (cosines / 0.1).softmax(dim=1).float())
+
+
+def test_classes_may_keep_the_shares_of_the_start():
+    """Of 30 unlabeled rows, 4 and 4 are of the seen classes and 8 of each other one; a row more for each."""
+    method, (bank, classes) = build(started=False, shares="start"), two_lumps()
+    method.start_from(bank, torch.where(classes == 4, 3, classes))
+    torch.testing.assert_close(method.shares, torch.tensor([5.0, 5.0, 9.0, 17.0, 1.0]).double() / 37)
+
+
+def test_a_batch_without_labels_has_a_loss():
+    method, batch = build(), toy_batch(num_labeled=0, views=4)
+    out = method.step(batch)
+    assert bool(out.loss.isfinite())
+    assert out.logs["loss_labels"] == 0
+
+
+def test_a_new_start_is_the_start_of_the_averages_too():
+    method, (bank, classes) = build(started=False), two_lumps()
+    method.twin = WeightAverage(method, 0.999)
+    method.start_from(bank, classes)
+    method.twin.exchange()
+    means = F.normalize(torch.stack([bank.z[classes == c].mean(dim=0) for c in range(5)]), dim=1)
+    torch.testing.assert_close(method.classifier.weight.detach(), means)
 
 
 # --- settings ---------------------------------------------------------------------------------------------------------
@@ -216,7 +238,8 @@ def test_classes_come_from_averaged_weights_and_both_mirror_images():
 def test_the_numbers_of_the_recipe():
     """As docs/past-the-paper.md says; the learning rate was chosen on a development set."""
     c, own = ConcordConfig(), Concord.schedule("cifar")
-    assert (c.temperature, c.epsilon, c.rounds, c.queue, c.average) == (0.1, 0.05, 3, 4096, 0.999)
+    assert (c.temperature, c.epsilon, c.rounds, c.queue) == (0.1, 0.05, 3, 4096)
+    assert own.eval == {"average": 0.999, "fresh_norms": True, "mirror": True}
     assert (c.weight_labels, c.weight_crops, c.weight_contrast, c.weight_labeled) == (0.5, 1.0, 1.0, 0.3)
     assert (own.train.lr, own.train.nesterov, own.train.epochs, own.train.batch_size) == (0.1, True, 110, 512)
     assert own.views == (ViewConfig(size=20, crop_scale=(0.2, 0.6), count=4),)
@@ -227,7 +250,7 @@ def test_the_numbers_of_the_recipe():
 def test_digits_are_neither_cut_nor_mirrored():
     own = Concord.schedule("digits")
     assert own.views == ()
-    assert not own.method.mirror
+    assert "mirror" not in own.eval
     assert 0 < own.method.contrast_epochs < own.train.epochs
 
 
@@ -240,13 +263,13 @@ def test_digits_are_neither_cut_nor_mirrored():
         ({"temperature_labeled": 0.0}, r"method\.temperature_labeled = 0\.0 must be above zero"),
         ({"rounds": 0}, r"method\.rounds = 0 must be at least 1"),
         ({"num_starts": 0}, r"method\.num_starts = 0 must be at least 1"),
+        ({"restarts": (0,)}, r"method\.restarts = \(0,\) must all be above zero"),
         ({"queue": -1}, r"method\.queue = -1 must not be negative"),
         ({"contrast_epochs": -1}, r"method\.contrast_epochs = -1 must not be negative"),
         ({"weight_labels": -1.0}, r"method\.weight_labels = -1\.0 must not be negative"),
         ({"weight_crops": -1.0}, r"method\.weight_crops = -1\.0 must not be negative"),
         ({"weight_contrast": -1.0}, r"method\.weight_contrast = -1\.0 must not be negative"),
         ({"weight_labeled": -1.0}, r"method\.weight_labeled = -1\.0 must not be negative"),
-        ({"average": 1.0}, r"method\.average = 1\.0 must lie in \[0, 1\)"),
     ],
 )
 def test_settings_that_cannot_work(settings, message):

@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from PIL import Image
+from safetensors.torch import load_file
 
 from opencon.data.sources import read_images
 from opencon.encoders.pretrained import open_encoder
@@ -46,7 +47,7 @@ def asked(monkeypatch):
     return asked
 
 
-def test_only_the_last_stage_moves_and_the_file_opens_as_an_encoder(photos, out):
+def test_only_the_last_stages_move_and_the_file_opens_as_an_encoder(photos, out):
     told = []
     tuned = finetune(
         *photos,
@@ -65,7 +66,7 @@ def test_only_the_last_stage_moves_and_the_file_opens_as_an_encoder(photos, out)
         for name, tensor in after.net.state_dict().items()
         if not torch.equal(tensor, before.net.state_dict()[name])
     }
-    assert changed == {"stage7", "last"}
+    assert changed == {"stage6", "stage7", "last"}
     assert told[-1][0] == told[-1][1]
 
 
@@ -86,10 +87,10 @@ def test_it_starts_from_the_classes_there_are(photos, out, tmp_path, asked):
     images = read_images(paths, 8)[0].float() / 255
     z = method.eval().embed(images).detach()
     for c in range(3):
-        torch.testing.assert_close(method.prototypes[c], F.normalize(z[classes == c].sum(dim=0), dim=0))
+        torch.testing.assert_close(method.classifier.weight[c].detach(), F.normalize(z[classes == c].sum(dim=0), dim=0))
     assert bool(method.is_started)
     assert method.task.labeled_ratio == pytest.approx(8 / 9)
-    torch.testing.assert_close(method.prior, torch.tensor([2.0, 1.0, 4.0]) / 7)
+    torch.testing.assert_close(method.shares, torch.tensor([2.0, 1.0, 4.0]) / 7)
     bank = asked["features"]()
     torch.testing.assert_close(bank.z, z)
     assert torch.equal(bank.labels, asked["labels"])
@@ -105,7 +106,7 @@ def test_what_the_user_says_counts_more_than_a_prediction(photos, out, tmp_path,
     right = torch.where(labels >= 0, labels, classes)
     z = asked["method"].eval().embed(read_images(paths, 8)[0].float() / 255).detach()
     for c in range(3):
-        torch.testing.assert_close(asked["method"].prototypes[c], F.normalize(z[right == c].sum(dim=0), dim=0))
+        torch.testing.assert_close(asked["method"].classifier.weight[c].detach(), F.normalize(z[right == c].sum(dim=0), dim=0))
     assert asked["method"].task.labeled_ratio <= 1
 
 
@@ -115,7 +116,40 @@ def test_a_photo_that_is_gone_takes_its_label_and_its_class_with_it(photos, out,
     finetune(*photos, FeatureSettings(image_size=32), num_classes=3, out=out, device=CPU)
     assert torch.equal(asked["labels"], torch.cat([labels[:2], labels[3:]]))
     assert len(asked["images"]) == 11
-    torch.testing.assert_close(asked["method"].prior, torch.tensor([2.0, 1.0, 3.0]) / 6)
+    torch.testing.assert_close(asked["method"].shares, torch.tensor([2.0, 1.0, 3.0]) / 6)
+
+
+def test_a_stopped_run_goes_on_to_the_same_weights(photos, tmp_path):
+    def tune(name, **how):
+        folder = RunFolder(tmp_path / name)
+        folder.path.mkdir(exist_ok=True)
+        folder.write_json("config.json", {"features": {}})
+        finetune(*photos, FeatureSettings(image_size=32), num_classes=3, out=folder, device=CPU, steps=3, **how)
+        return load_file(folder.path / "encoder.safetensors")
+
+    def stop(done, total):
+        if done == 2:
+            raise KeyboardInterrupt
+
+    whole = tune("whole")
+    with pytest.raises(KeyboardInterrupt):
+        tune("stopped", progress=stop)
+    assert (tmp_path / "stopped" / "checkpoint.pt").exists()
+    told = []
+    after = tune("stopped", progress=lambda done, total: told.append(done))
+    assert told == [3], "two of three epochs are not repeated"
+    start = open_encoder("efficientnet_lite0", 32).net.state_dict()
+    moved = sum(float((whole[name].double() - start[name].double()).square().sum()) for name in whole)
+    off = sum(float((whole[name].double() - after[name].double()).square().sum()) for name in whole)
+    assert off < 1e-6 * moved, "rounding alone is between them"
+    assert not (tmp_path / "stopped" / "checkpoint.pt").exists()
+
+
+def test_photos_without_any_label_teach_too(photos, out):
+    paths, labels, classes = photos
+    none = torch.full_like(labels, -1)
+    tuned = finetune(paths, none, classes, FeatureSettings(image_size=32), num_classes=3, out=out, device=CPU, steps=2)
+    assert all(bool(t.isfinite().all()) for t in open_encoder(tuned.encoder, 32).net.state_dict().values())
 
 
 def test_gray_encoders_and_foreign_ones_are_refused(tmp_path):

@@ -1,4 +1,4 @@
-"""Commands for experiments: demo, train, pretrain, evaluate, compare, list."""
+"""Commands for experiments: demo, train, pretrain, evaluate, compare, sweep, list."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -17,6 +17,9 @@ from rich.table import Table
 from opencon.cli.base import Device, DryRun, app, console, errors, resumable, show_count, show_plan
 from opencon.config import RunConfig, to_dict, with_settings
 from opencon.errors import ConfigError
+
+if TYPE_CHECKING:
+    from opencon.experiments.sweep import Sweep
 
 Out = Annotated[Path | None, typer.Option("--out", help="Folder for the run; default: runs/ and the recipe's name.")]
 Settings = Annotated[
@@ -203,6 +206,108 @@ def compare(
         for row in rows:
             table.add_row(*row)
         console.print(table)
+
+
+@app.command(short_help="Recipes with many values and seeds, as one table.")
+def sweep(
+    recipes: Annotated[
+        list[str] | None, typer.Argument(help="Recipes, such as opencon/cifar100; none: go on with the sweep in --out.")
+    ] = None,
+    out: Annotated[Path, typer.Option("--out", help="Folder of the sweep.")] = Path("runs/sweep"),
+    vary: Annotated[
+        list[str] | None, typer.Option("--vary", metavar="A.B=X,Y,Z", help="Values of one setting; repeatable.")
+    ] = None,
+    seeds: Annotated[str, typer.Option("--seeds", help="Training seeds: 0-4, or 0,3,7.")] = "0",
+    settings: Settings = None,
+    variant: Annotated[str, typer.Option("--variant", help="released or paper.")] = "released",
+    weights: Annotated[str | None, typer.Option("--weights", help="File with encoder weights to start from.")] = None,
+    data: DataRoot = None,
+    also: Annotated[
+        str, typer.Option("--also", help="Further measures, separated by commas: novelty, count:tree, ...")
+    ] = "",
+    columns: Annotated[
+        str | None, typer.Option("--columns", help="Measures to show, separated by commas; a wrong one lists all.")
+    ] = None,
+    form: Annotated[str, typer.Option("--format", help="table, markdown, csv, latex or json.")] = "table",
+    plot: Annotated[Path | None, typer.Option("--plot", help="Also draw lines or bars to this PNG.")] = None,
+    at_once: Annotated[int, typer.Option("--at-once", help="Processes that share the work.")] = 1,
+    minutes: Annotated[
+        float | None, typer.Option("--minutes", help="Begin no cell that would not end within this time.")
+    ] = None,
+    keep: Annotated[bool, typer.Option("--keep", help="Keep checkpoint and weights of every cell.")] = False,
+    device: Device = "auto",
+    download: Download = False,
+    dry_run: DryRun = False,
+) -> None:
+    """Train every recipe with every value and every seed, and show mean and spread. The same command goes on."""
+    from opencon.experiments.sweep import Sweep, cross, read_seeds
+    from opencon.experiments.sweep_table import FORMATS
+
+    if form not in FORMATS:
+        raise ConfigError(f"--format {form!r} must be one of {', '.join(FORMATS)}.")
+    if at_once < 1:
+        raise ConfigError(f"--at-once {at_once} must be at least 1.")
+    if recipes:
+        places = {"data.root": data, "encoder.weights": weights}
+        fixed = [*(f"{key}={value}" for key, value in places.items() if value is not None), *(settings or [])]
+        wanted = [word.strip() for word in also.split(",") if word.strip()]
+        cells = cross(recipes, vary or [], read_seeds(seeds), settings=fixed, variant=variant, also=wanted)
+        one = Sweep(out, tuple(cells)) if dry_run else Sweep.made(out, cells)
+    else:
+        one = Sweep.opened(out)
+    if not dry_run:
+        run_sweep(one, device, at_once=at_once, minutes=minutes, keep=keep, download=download)
+    show_sweep(one, columns, form, plot)
+
+
+@app.command("sweep-part", hidden=True)
+def sweep_part(folder: Path, device: Device = "auto", minutes: float | None = None, keep: bool = False) -> None:
+    """One of several processes that share a sweep."""
+    from opencon.experiments.sweep import Sweep
+
+    run_sweep(Sweep.opened(folder), device, at_once=1, minutes=minutes, keep=keep, download=False)
+
+
+def run_sweep(one: Sweep, device: str, *, at_once: int, minutes: float | None, keep: bool, download: bool) -> None:
+    """Train what is left of a sweep, in one process or several."""
+    from opencon.runtime import pick_device
+
+    seconds = None if minutes is None else 60 * minutes
+    with resumable("The same command goes on with the sweep."):
+        if at_once > 1:
+            one.run_at_once(at_once, device, seconds=seconds, keep=keep)
+            return
+        with progress_bar() as callbacks:
+            one.run(pick_device(device), seconds=seconds, keep=keep, download=download, callbacks=callbacks)
+
+
+def show_sweep(one: Sweep, columns: str | None, form: str, plot: Path | None) -> None:
+    """The table of a sweep, its picture, and what is left of it."""
+    from opencon.experiments.sweep_table import DEFAULT, cells_of, check_columns, render, rows_of
+    from opencon.experiments.sweep_table import plot as draw
+
+    rows = rows_of(one)
+    wanted = [word.strip() for word in columns.split(",")] if columns else list(DEFAULT)
+    check_columns(rows, wanted if columns else [])
+    if form == "table":
+        heads, lines, _ = cells_of(rows, wanted)
+        title = f"{one.folder}: mean ± standard deviation over seeds"
+        table = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0))
+        for head in heads:
+            table.add_column(head, no_wrap=True)
+        for line in lines:
+            table.add_row(*line)
+        console.print(table)
+    else:
+        sys.stdout.write(render(rows, wanted, form))
+    if plot is not None:
+        errors.print(f"Wrote {draw(rows, wanted, plot, title=one.folder.name)}")
+    known = one.results()
+    for cell in (left := one.left()):
+        why = f" failed: {known[cell.name]['error']}" if cell.name in known else ""
+        errors.print(f"left: {cell.title}{why}")
+    if left:
+        errors.print(f"{len(left)} of {len(one.cells)} cells are left; the same command goes on with them.")
 
 
 @app.command("list")

@@ -18,6 +18,7 @@ from opencon.data.benchmarks import DATASETS
 from opencon.errors import ConfigError, OpenConError, RunError
 from opencon.experiments.recipes import SETTINGS, run_config
 from opencon.methods import METHODS
+from opencon.report.grid import latex, markdown, shown, spread
 from opencon.training.run_folder import RunFolder
 
 if sys.version_info >= (3, 11):
@@ -46,9 +47,7 @@ class Run:
     @property
     def experiment(self) -> dict[str, Any]:
         """Its settings, flat, without the seed and what is incidental."""
-        flat = {key: value for section in to_dict(self.config).items() for key, value in _flat(*section)}
-        flat[WEIGHTS] = "none" if flat[WEIGHTS] is None else "given"
-        return {key: value for key, value in flat.items() if key != SEED and key not in INCIDENTAL}
+        return experiment(self.config)
 
 
 @dataclass(frozen=True)
@@ -63,8 +62,7 @@ class Row:
         """Mean and standard deviation over the runs, in percent; no deviation for one run, None for both without images."""
         if any(run.result[key] is None for run in self.runs):
             return None, None
-        values = [100 * float(run.result[key]) for run in self.runs]
-        return statistics.mean(values), statistics.stdev(values) if len(values) > 1 else None
+        return spread([100 * float(run.result[key]) for run in self.runs])
 
     @property
     def epochs(self) -> int:
@@ -92,12 +90,19 @@ class Section:
         heads += ["published"] if has_published else []  # all / novel / seen
         lines = []
         for row in self.rows:
-            line = [row.label, *(_shown(*row.score(key)) for key in SCORES), str(len(row.runs)), str(row.epochs)]
+            line = [row.label, *(shown(*row.score(key)) for key in SCORES), str(len(row.runs)), str(row.epochs)]
             line.append("" if row.seconds_per_epoch is None else f"{row.seconds_per_epoch:.2f}")
             if has_published:
                 line.append("/".join(f"{value:.1f}" for value in row.published or ()))
             lines.append(line)
         return heads, lines
+
+
+def experiment(config: RunConfig) -> dict[str, Any]:
+    """The settings of a run, flat, without the seed and what is incidental."""
+    flat = {key: value for section in to_dict(config).items() for key, value in _flat(*section)}
+    flat[WEIGHTS] = "none" if flat[WEIGHTS] is None else "given"
+    return {key: value for key, value in flat.items() if key != SEED and key not in INCIDENTAL}
 
 
 def compare_runs(paths: Iterable[Path], say: Callable[[str], None] = lambda text: None) -> list[Section]:
@@ -255,39 +260,12 @@ def _flat(key: str, value: Any) -> Iterable[tuple[str, Any]]:
 # --- forms ------------------------------------------------------------------------------------------------------------
 
 
-def _shown(mean: float | None, std: float | None) -> str:
-    if mean is None:
-        return ""
-    return f"{mean:.1f}" if std is None else f"{mean:.1f} ± {std:.1f}"
-
-
 def _markdown(sections: Sequence[Section]) -> str:
-    parts = []
-    for section in sections:
-        heads, rows = section.cells()
-        lines = [heads, ["---", *["---:"] * (len(heads) - 1)], *rows]
-        table = "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
-        parts.append(f"{section.title}\n\n{table}\n")
-    return "\n".join(parts)
+    return "\n".join(f"{section.title}\n\n{markdown(*section.cells())}\n" for section in sections)
 
 
 def _latex(sections: Sequence[Section]) -> str:
-    parts = []
-    for section in sections:
-        heads, rows = section.cells()
-        lines = [" & ".join(_tex(cell) for cell in line) + r" \\" for line in [heads, *rows]]
-        body = "\n".join([lines[0], r"\midrule", *lines[1:]])
-        columns = "l" + "r" * (len(heads) - 1)
-        parts.append(
-            f"% {section.title}\n\\begin{{tabular}}{{{columns}}}\n\\toprule\n{body}\n\\bottomrule\n\\end{{tabular}}\n"
-        )
-    return "\n".join(parts)
-
-
-def _tex(text: str) -> str:
-    for special in ("\\", "&", "%", "$", "#", "_", "{", "}"):
-        text = text.replace(special, r"\textbackslash " if special == "\\" else f"\\{special}")
-    return text.replace("±", r"$\pm$")
+    return "\n".join(f"% {section.title}\n{latex(*section.cells())}\n" for section in sections)
 
 
 def _csv(sections: Sequence[Section]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -13,13 +14,15 @@ from torch import Tensor
 
 from opencon.config import EvaluationSet
 from opencon.counting import COUNTERS
-from opencon.errors import ConfigError
+from opencon.errors import ConfigError, require
 from opencon.experiments.workbench import Workbench, open_run
 from opencon.methods import Assignment, FeatureBank
 from opencon.novelty import novelty_table
 from opencon.report.figures import embedding_figure
 from opencon.report.paper_figures import class_figure, confusion_figure, novelty_figure
 
+COUNT = "count:"
+FURTHER = ("novelty", *(COUNT + name for name in COUNTERS.names()))
 MOST_DRAWN = 1000  # images in a picture: more hide each other, and t-SNE takes its time
 
 
@@ -61,6 +64,23 @@ def evaluate_run(
         draw(bench, bank, assignment, picture)
     if figures is not None:
         draw_paper_figures(bench, bank, assignment, figures)
+    return record
+
+
+def further_measures(bench: Workbench, names: Sequence[str]) -> dict[str, Any]:
+    """Further measures of a trained run, by name: "novelty", or "count:" and one of COUNTERS."""
+    unknown = [name for name in names if name not in FURTHER]
+    require(not unknown, f"unknown measure {', '.join(unknown)}. Known: {', '.join(FURTHER)}.")
+    if not names:
+        return {}
+    how = bench.config.eval
+    _, bank, assignment = bench.score(how.on, how.protocol)
+    record: dict[str, Any] = {}
+    if "novelty" in names:
+        record["novelty"] = novelty_scores(bench, bank, assignment, how.on)
+    for name in names:
+        if name.startswith(COUNT):
+            record[name] = class_count(bench, bank, name.removeprefix(COUNT))["num_classes"]
     return record
 
 

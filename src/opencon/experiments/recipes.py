@@ -134,7 +134,7 @@ def make_recipe(method: str, name: str, variant: Variant) -> RunConfig:
         views=schedule.views,
         method=schedule.method,
         train=schedule.train,
-        eval=EvalConfig(protocol=setting.protocol, every=schedule.eval_every),
+        eval=EvalConfig(protocol=setting.protocol, every=schedule.eval_every, **schedule.eval),
     )
     return with_settings(config, build.special.get(name, ()))
 

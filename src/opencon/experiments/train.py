@@ -13,10 +13,12 @@ import torch
 from torch import Tensor
 
 from opencon.config import RunConfig, to_dict
+from opencon.data.benchmarks import Dataset
 from opencon.data.split import Split
 from opencon.experiments.keeper import Keeper, tensorboard_writer
 from opencon.experiments.workbench import Workbench, build_loader, prepare, without_weights
 from opencon.runtime import environment
+from opencon.training.judged import judged_weights
 from opencon.training.optimizer import build_optimizer
 from opencon.training.run_folder import RunFolder
 from opencon.training.trainer import fit
@@ -43,8 +45,13 @@ def train(
     callbacks: Callbacks = Callbacks(),  # noqa: B008 (frozen)
     download: bool = False,
     tensorboard: bool = False,
+    dataset: Callable[[], Dataset] | None = None,
+    measure: Callable[[Workbench], Mapping[str, Any]] = lambda bench: {},
 ) -> dict[str, Any]:
-    """Train into the folder `out`, or resume the run in it. Returns the final record, which is also in result.json."""
+    """Train into the folder `out`, or resume the run in it. Returns the final record, which is also in result.json.
+
+    `dataset` gives images that are loaded already. What `measure` finds out about the trained run joins the record.
+    """
     start = time.perf_counter()
     make_writer = tensorboard_writer() if tensorboard else None  # before anything is written: the extra may be missing
     folder = RunFolder.open_for_training(out, to_dict(config))
@@ -55,19 +62,20 @@ def train(
     split = Split.from_json(folder.read_json("split.json")) if has_started else None
     # A checkpoint holds all weights: the file they started from is no longer needed.
     base = without_weights(config) if folder.checkpoint.exists() else config
-    bench = prepare(base, device, split=split, download=download)
+    bench = prepare(base, device, split=split, download=download, dataset=dataset)
     announce(bench, callbacks.say)
     if not has_started:  # config.json last: it makes the folder a run
         folder.write_json("split.json", bench.split.to_json())
         folder.write_json("environment.json", environment(device))
         folder.write_json("config.json", to_dict(config))
     if config.train.epochs == 0:
-        return finish(folder, bench, score_start(folder, config, bench), start)
+        record = score_start(folder, config, bench)
+        return finish(folder, bench, {**record, **measure(bench)}, start)
     writer = make_writer(str(out / "tensorboard")) if make_writer else None
     train_epochs(folder, config, bench, callbacks, writer)
     if writer is not None:
         writer.close()
-    return finish(folder, bench, folder.read_metrics()[-1], start)
+    return finish(folder, bench, {**folder.read_metrics()[-1], **measure(bench)}, start)
 
 
 def announce(bench: Workbench, say: Callable[[str], None]) -> None:
@@ -138,6 +146,7 @@ def finish(folder: RunFolder, bench: Workbench, record: Mapping[str, Any], start
     if config.train.epochs == 0:
         folder.save_checkpoint({"config": to_dict(config), "epochs_done": 0, "method": bench.method.state_dict()})
     metadata = {"encoder": config.encoder.name, "method": config.method.name, "data": config.data.name}
-    folder.save_tensors("encoder.safetensors", bench.method.embedder.encoder.state_dict(), metadata)
+    with judged_weights(bench.method):
+        folder.save_tensors("encoder.safetensors", bench.method.embedder.encoder.state_dict(), metadata)
     folder.write_json("result.json", result)
     return result

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
@@ -22,10 +22,14 @@ from opencon.encoders import build_embedder
 from opencon.experiments.plan import check_fits
 from opencon.experiments.recipes import run_config
 from opencon.methods import METHODS, Assignment, FeatureBank, Method, Task
+from opencon.methods.parts import WeightAverage
 from opencon.metrics import evaluate, knn_accuracy
-from opencon.runtime import seeded
+from opencon.runtime import generator, seeded
 from opencon.training.embedding import BATCH, embed_images
+from opencon.training.judged import judged_weights
 from opencon.training.run_folder import RunFolder
+
+NORM_BATCHES = 20  # ours: their statistics then scatter less than one in a hundred
 
 
 @dataclass(frozen=True)
@@ -41,13 +45,13 @@ class Workbench:
     labels: Tensor  # (M,) what the method may know: the class of a labeled image, -1 for an unlabeled one
     view: Callable[[Tensor], Tensor]  # for evaluation
 
-    def bank(self) -> FeatureBank:
+    def bank(self, *, mirror: bool = False) -> FeatureBank:
         """The training images, embedded."""
-        return FeatureBank(self.embed(self.images), self.labels)
+        return FeatureBank(self.embed(self.images, mirror=mirror), self.labels)
 
-    def embed(self, images: Images) -> Tensor:
+    def embed(self, images: Images, *, mirror: bool = False) -> Tensor:
         """(M, D), in order. Streamed images come in the chunks that `embed_images` would cut."""
-        rows = partial(embed_images, self.method, self.method.embed, view=self.view)
+        rows = partial(embed_images, self.method, self.method.embed, view=self.view, mirror=mirror)
         if isinstance(images, Tensor):
             return rows(images)
         with closing(images.in_order(BATCH)) as chunks:
@@ -62,8 +66,23 @@ class Workbench:
 
     def score(self, on: EvaluationSet, protocol: Protocol) -> tuple[dict[str, Any], FeatureBank, Assignment]:
         """Embed, assign and compare with the true classes: the record, and what it was made from."""
+        with judged_weights(self.method, self.plain() if self.config.eval.fresh_norms else None):
+            return self._score(on, protocol)
+
+    def plain(self) -> Iterator[Tensor]:
+        """Some training images as evaluation sees them, in batches, the same ones each time."""
+        order = torch.randperm(len(self.images), generator=generator(torch.device("cpu"), 0))
+        parts = torch.split(order[: NORM_BATCHES * BATCH], BATCH)
+        if isinstance(self.images, Tensor):
+            yield from (self.view(self.images[rows.to(self.device)]) for rows in parts)
+            return
+        with closing(self.images.batches(parts, self.images.buffer(BATCH))) as chunks:
+            yield from map(self.view, chunks)
+
+    def _score(self, on: EvaluationSet, protocol: Protocol) -> tuple[dict[str, Any], FeatureBank, Assignment]:
+        mirror = self.config.eval.mirror
         if not self.config.method.uses_labels:
-            bank, truth = self.bank(), self.dataset.train.classes
+            bank, truth = self.bank(mirror=mirror), self.dataset.train.classes
             record: dict[str, Any] = {
                 "on": "train",
                 "seed": self.config.train.seed,
@@ -71,9 +90,9 @@ class Workbench:
                 "knn20": knn_accuracy(bank.z, truth),
             }
             return record, bank, Assignment(torch.full_like(self.labels, -1))
-        bank = self.bank()
+        bank = self.bank(mirror=mirror)
         if on == "test":  # test images come after the training images: a method may need the labeled ones
-            z = self.embed(self.dataset.held_out().images.to(self.device))
+            z = self.embed(self.dataset.held_out().images.to(self.device), mirror=mirror)
             unknown = torch.full((len(z),), -1, device=self.device)
             bank = FeatureBank(torch.cat([bank.z, z]), torch.cat([bank.labels, unknown]))
         assignment = self.method.assign(bank)
@@ -92,12 +111,18 @@ class Workbench:
 
 
 def prepare(
-    config: RunConfig, device: torch.device, *, split: Split | None = None, download: bool = False
+    config: RunConfig,
+    device: torch.device,
+    *,
+    split: Split | None = None,
+    download: bool = False,
+    dataset: Callable[[], Dataset] | None = None,
 ) -> Workbench:
-    """Check that the configuration fits, load the data, and assemble."""
+    """Check that the configuration fits, load the data (unless `dataset` has it), and assemble."""
     info = dataset_info(config.data, download=download)
     check_fits(config, info)
-    return assemble(config, load_dataset(config.data, download=download), device, split=split)
+    loaded = load_dataset(config.data, download=download) if dataset is None else dataset()
+    return assemble(config, loaded, device, split=split)
 
 
 def assemble(config: RunConfig, dataset: Dataset, device: torch.device, *, split: Split | None = None) -> Workbench:
@@ -118,6 +143,8 @@ def assemble(config: RunConfig, dataset: Dataset, device: torch.device, *, split
         )
         task = Task(split.num_seen, split.num_classes, split.labeled_ratio, len(train))
         method = METHODS[config.method.name].build(config.method, task, embedder)
+        if config.eval.average:
+            method.twin = WeightAverage(method, config.eval.average, warms_up=True)
     method.kernels = config.train.kernels
     if method.kernels and not method.differentiates_twice:
         embedder.encoder.fuse()

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from opencon.config import MethodConfig
 from opencon.data.loader import Batch
 from opencon.encoders import Embedder
+from opencon.methods.parts import WeightAverage
 from opencon.methods.schedule import Kind, Schedule, Variant, usual
 
 
@@ -89,6 +90,7 @@ class Method(nn.Module, ABC, Generic[ConfigT]):
         self.config = config
         self.task = task
         self.embedder = embedder
+        self.twin: WeightAverage | None = None  # its weights averaged, where eval.average asks for them
 
     @classmethod
     def schedule(cls, kind: Kind, variant: Variant = "released") -> Schedule:

@@ -152,6 +152,16 @@ class WeightAverage(nn.Module):
             average.copy_(own[name])
         self.num_updates.zero_()
 
+    @torch.no_grad()
+    def exchange(self) -> None:
+        """The averages move into the module, and what the module was moves here. A second call undoes the first."""
+        own = self._own()
+        for name, average in self._averages().items():
+            if average.is_floating_point():
+                before = own[name].clone()
+                own[name].copy_(average)
+                average.copy_(before)
+
     def _averages(self) -> dict[str, Tensor]:
         return {name: getattr(self, here) for name, here in self._names.items()}
 

@@ -22,6 +22,7 @@ class Schedule:
     strong: AugmentConfig | None = None  # of the second view; None: as the first
     views: tuple[ViewConfig, ...] = ()  # further ones
     encoder: Mapping[str, Any] = field(default_factory=dict)  # settings that differ from the recipe's own
+    eval: Mapping[str, Any] = field(default_factory=dict)  # how it is judged, where that differs
     eval_every: int = 20  # epochs
 
 

@@ -96,6 +96,8 @@ class TrainStep:
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.method.after_step(*out.carry)
+        if self.method.twin is not None:
+            self.method.twin.update()
         self._log({"loss": out.loss.detach(), **out.logs})
         self.index += 1
 
