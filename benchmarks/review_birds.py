@@ -11,8 +11,8 @@ first photos are moved). Then, largest first, photos of one class that lie in on
 class. Twice on the way the machine learns again, and what it found is taken if more of it is right than wrong.
 
 Counted: actions (name, send a selection, learn, accept or throw away), and, finer, every click and key: to open a group, to
-select (a single photo: one click; photos in a row: two, the second with Shift; in the page's order, least sure first), to send, to
-name. Photos looked at: all of every group that was opened, and of every preview. One by one: one key for each photo.
+select (a single photo: one click; photos in a row: two, the second with Shift; in the page's order, least sure first), to
+send, to name. Photos looked at: all of every group that was opened, and of every preview. One by one: a key for each photo.
 """
 
 from __future__ import annotations

@@ -19,8 +19,9 @@ export function number(count, one, many = `${one}s`) {
   return `${count.toLocaleString("en")} ${count === 1 ? one : many}`;
 }
 
+// How sure a machine is, in words that promise nothing.
 export function percent(share) {
-  return `${Math.round(100 * share)} %`;
+  return share > 0.99 ? "more than 99 %" : `${Math.round(100 * share)} %`;
 }
 
 let toastTimer = 0;
