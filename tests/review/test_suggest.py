@@ -49,6 +49,15 @@ def test_parts_are_disjoint_and_complete_whatever_their_number(state):
         assert 2 <= len(parts) <= number
 
 
+def test_similar_photos_stand_together(state):
+    apply(state, do="merge", groups=[1, 2], into=1)
+    apply(state, do="merge", groups=[1, 3], into=1)
+    order = suggest.alike(state, 1)
+    assert sorted(order) == list(range(10, 40))
+    changes = sum(a // 10 != b // 10 for a, b in zip(order, order[1:], strict=False))
+    assert changes == 2  # each of the three groups in one piece
+
+
 def test_photos_that_coincide_do_not_split(state):
     object.__setattr__(state.run, "z", np.repeat(state.run.z[:1], 40, axis=0))
     assert len(suggest.parts_of(state, 1, 2)) == 1

@@ -83,7 +83,13 @@ def make_app(session: Session) -> Starlette:
         session.close()
 
     get = {"": overview, "files": files_of, "column/{name}": column, "changes": changes, "events": events}
-    get |= {"merges": merges, "similar/{photo}": similar, "about/{photo}": about, "more/{group}": more}
+    get |= {
+        "merges": merges,
+        "similar/{photo}": similar,
+        "about/{photo}": about,
+        "more/{group}": more,
+        "alike/{group}": alike,
+    }
     get |= {"search": search, "learn": learning, "labels/{form}": labels}
     post = {"do": decide, "parts": parts, "learn": learn, "take": take}
     routes = [Route("/", static), Route("/static/{name}", static)]
@@ -199,6 +205,11 @@ async def about(request: Request, session: Session) -> Response:
 async def more(request: Request, session: Session) -> Response:
     """Photos elsewhere that might belong to this group."""
     return JSONResponse(suggest.more_for(session.state, _group(request.path_params["group"], session), SIMILAR))
+
+
+async def alike(request: Request, session: Session) -> Response:
+    """The photos of a group, similar ones together."""
+    return JSONResponse(suggest.alike(session.state, _group(request.path_params["group"], session)))
 
 
 async def search(request: Request, session: Session) -> Response:

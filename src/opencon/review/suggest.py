@@ -17,6 +17,7 @@ from opencon.review.state import Photos, State
 Rows = NDArray[np.float32]
 MOST_PAIRS = 40  # pairs to ask about, ours: the list is made anew after each answer
 LEAST_LIKE = 0.2  # ours: cosine of two groups' means below which nobody would ask; unrelated groups are around 0
+LEAF = 3  # photos that need no order, ours
 ROUNDS = 20  # of moving the centers of parts, ours: they settle in ten
 
 
@@ -99,6 +100,25 @@ def parts_of(state: State, group: int, parts: int) -> list[list[int]]:
         part = _settled(z, part)
     found = [photos[part == p] for p in np.unique(part)]
     return [[int(i) for i in own] for own in sorted(found, key=len, reverse=True)]
+
+
+def alike(state: State, group: int) -> list[int]:
+    """The photos of a group in an order in which similar ones stand together: halves of halves, cut at the widest gap."""
+    return [int(i) for i in _in_line(np.asarray(state.run.z), state.members(group))]
+
+
+def _in_line(z: Rows, photos: Photos) -> Photos:
+    if len(photos) <= LEAF:
+        return photos
+    centered = z[photos] - z[photos].mean(axis=0)
+    axis = np.linalg.eigh((centered.T @ centered).astype(np.float64))[1][:, -1]
+    along = centered @ axis.astype(np.float32)
+    order = np.argsort(along, kind="stable")
+    edge = len(photos) // 4  # neither side is smaller than a quarter
+    gaps = np.diff(along[order])[edge : len(photos) - edge - 1]
+    cut = edge + 1 + (int(np.argmax(gaps)) if len(gaps) else 0)
+    photos = photos[order]
+    return np.concatenate([_in_line(z, photos[:cut]), _in_line(z, photos[cut:])])
 
 
 def _settled(z: Rows, part: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -14,7 +14,7 @@ import { openTake } from "./take.js";
 import { openHelp } from "./help.js";
 
 const SIDES = [84, 108, 132, 168, 220, 300];
-const ORDERS = { unsure: "Unsure first", typical: "Typical first", name: "File name" };
+const ORDERS = { unsure: "Unsure first", alike: "Alike together", typical: "Typical first", name: "File name" };
 let view = { kind: "group", id: 0 }, order = "unsure", sizeAt = 2;
 
 // --- which photos --------------------------------------------------------------------------------------------------------
@@ -23,8 +23,23 @@ function ordered(photos) {
   const list = [...photos], c = store.confidence;
   if (order === "unsure") list.sort((a, b) => store.looked[a] - store.looked[b] || c[a] - c[b]);
   else if (order === "typical") list.sort((a, b) => c[b] - c[a]);
+  else if (order === "alike") list.sort((a, b) => (line.get(a) ?? -1) - (line.get(b) ?? -1));
   else if (store.files) list.sort((a, b) => store.files[a].localeCompare(store.files[b], "en", { numeric: true }));
   return list;
+}
+
+let line = new Map(); // photo to its turn, where similar ones stand together
+
+// The server knows who is like whom: ask, then show.
+async function standTogether() {
+  if (order !== "alike" || view.kind !== "group") return;
+  const group = view.id;
+  try {
+    const photos = await ask(`/api/alike/${group}`);
+    if (order !== "alike" || view.kind !== "group" || view.id !== group) return;
+    line = new Map(photos.map((photo, at) => [photo, at]));
+    show(photosOf(view));
+  } catch (err) { toast(err.message, { bad: true }); }
 }
 
 function photosOf(v) {
@@ -50,6 +65,7 @@ function open(next, { keepFocus = false } = {}) {
   show(photos, { keepFocus, places: view.kind !== "group" && view.kind !== "junk" && view.kind !== "strangers" });
   setCurrent(view.kind === "unsure" ? null : photos);
   drawHead();
+  standTogether();
   if (!keepFocus) speak(`${viewName()}, ${number(photos.length, "photo")}`);
 }
 
