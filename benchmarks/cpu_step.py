@@ -15,6 +15,7 @@ import random
 import statistics
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -168,12 +169,13 @@ def measure_step(repeats: int) -> dict[str, Any]:
         bench = prepare(get_recipe("digits"), CPU)
         loader = build_loader(bench)
         optimizer = build_optimizer(bench.method, bench.config.train)
-        step = TrainStep(bench.method, optimizer, loader, torch.amp.GradScaler("cpu", enabled=False), compiled=compiled)
-        step.start_epoch(loader.draw(0))
+        config = replace(bench.config.train, compile=compiled)
+        step = TrainStep(bench.method, optimizer, loader, torch.amp.GradScaler("cpu", enabled=False), config)
+        step.start_epoch(0, loader.draw(0))
 
         def one_step() -> None:
             if int(step.index) == len(loader):
-                step.start_epoch(loader.draw(1))
+                step.start_epoch(1, loader.draw(1))
             step()
 
         return one_step

@@ -35,14 +35,14 @@ def step_ms(device: torch.device, *, batch: int, classes: int, images: int, step
     bench = assemble(config, made_up(recipe.data.name, num_images=images, num_classes=classes), device)
     bench.method.embedder.fold_frozen()
     loader, optimizer = build_loader(bench), build_optimizer(bench.method, config.train)
-    step = TrainStep(bench.method, optimizer, loader, torch.amp.GradScaler(device.type, enabled=False), compiled=False)
+    step = TrainStep(bench.method, optimizer, loader, torch.amp.GradScaler(device.type, enabled=False), config.train)
     bench.method.train()
     advance = Captured(step) if on_gpu else step
-    step.start_epoch(loader.draw(0))
+    step.start_epoch(0, loader.draw(0))
     times = []
     for number in range(steps + 5):
         if number % len(loader) == 0:
-            step.start_epoch(loader.draw(number // len(loader)))
+            step.start_epoch(number // len(loader), loader.draw(number // len(loader)))
         began = time.perf_counter()
         advance()
         if on_gpu:

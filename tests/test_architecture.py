@@ -15,7 +15,16 @@ SOURCE = Path(opencon.__file__).parent
 
 # A module may import from rooms on lower floors, and from rooms of its own floor as long as they do not import it back.
 FLOORS = [
-    {"errors", "version", "registry", "files", "config", "runtime", "rows"},  # the ground: words, settings, the machine
+    {
+        "errors",
+        "version",
+        "registry",
+        "files",
+        "config",
+        "runtime",
+        "rows",
+        "plugins",
+    },  # the ground: words, settings, the machine
     {
         "losses",
         "prototypes",

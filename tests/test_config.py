@@ -83,7 +83,7 @@ def test_set_changes_nothing_else():
         ("train.epochs=2.5", "train.epochs = 2.5 must be a whole number"),
         ("train.epochs=true", "train.epochs = True must be a whole number"),
         ("train.compile=1", "train.compile = 1 must be true or false"),
-        ("train.schedule=linear", "must be one of 'step', 'cosine', 'constant'"),
+        ("train.precision=fp8", "must be one of 'fp32', 'bf16', 'fp16'"),
         ("augment.jitter=1,2", "must have 4 values"),
         ("method.name=gcd", "does not belong to the settings of 'opencon'"),
         ("train=5", "must be a section"),

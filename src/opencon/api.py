@@ -26,6 +26,7 @@ from opencon.photos.export import export_folder
 from opencon.photos.features import FeatureSettings, views_for
 from opencon.photos.listing import Photos, find_photos, read_truth
 from opencon.photos.names import rename_from_table, rename_groups
+from opencon.plugins import import_installed, recall
 from opencon.runtime import pick_device
 
 PathLike = str | Path
@@ -218,8 +219,9 @@ def train(
         tensorboard: also write TensorBoard logs.
         callbacks: told of lines, steps and epochs.
     """
-    config = train_config(recipe, settings, variant=variant, data=data, weights=weights, seed=seed)
     folder, where = Path(out).expanduser(), pick_device(device)
+    recall(folder)  # a run that goes on may need what it was started with
+    config = train_config(recipe, settings, variant=variant, data=data, weights=weights, seed=seed)
     result = train_run(config, folder, where, callbacks=callbacks, download=download, tensorboard=tensorboard)
     return Run(folder, result)
 
@@ -234,6 +236,8 @@ def train_config(
     seed: int | None = None,
 ) -> RunConfig:
     """The configuration of a run; the arguments are those of `train`."""
+    for problem in import_installed():
+        warnings.warn(problem, stacklevel=3)
     if isinstance(recipe, RunConfig):
         config = recipe
     elif Path(recipe).suffix == ".toml":

@@ -21,6 +21,10 @@ class RunError(OpenConError):
     """A run folder cannot be written, read or resumed."""
 
 
+class MissingPluginError(RunError):
+    """A run needs a file or a package of somebody's own that is not at hand."""
+
+
 class DivergedError(OpenConError):
     """Training produced a loss that is not a finite number."""
 

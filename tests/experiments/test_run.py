@@ -376,6 +376,9 @@ def test_full_disk_while_training_keeps_the_old_checkpoint(tmp_path, monkeypatch
         (["encoder.name=resnet"], "unknown encoder 'resnet'"),
         (["encoder.weights=nowhere.pt"], "nowhere.pt is not a file"),
         (["data.name=digit"], "unknown data set 'digit'"),
+        (["train.schedule=linear"], "unknown schedule 'linear'"),
+        (["train.optimizer=adam"], r"unknown optimizer 'adam'. Did you mean 'adamw'\?"),
+        (["augment.name=standart"], r"unknown augmentation 'standart'. Did you mean 'standard'\?"),
     ],
 )
 def test_what_cannot_work_is_refused_before_anything_is_loaded(settings, message, monkeypatch):

@@ -14,14 +14,16 @@ from opencon.methods import CGDL, CGDLConfig, FeatureBank, Task
 from opencon.methods.base import Epoch
 from opencon.methods.cgdl import Gaussian, class_gaussians, kl_normal, product, squared_limit
 from opencon.runtime import seeded
-from tests.methods.toys import TASK, ToyEmbedder, toy_batch
+from tests.methods.toys import TASK, Blobs, ExactEmbedder, toy_batch
 from tests.naive.cgdl import naive_novelty, naive_step
+
+BLOBS = Blobs(epochs=20, seen=0.85)  # it rejects a fixed share, and with it some seen ones
 
 SMALL = CGDLConfig(latent_dims=(5, 4, 3), hidden=7, image_side=3)
 FEATURES, LATENT = 6, 3
 
 
-class Toy(ToyEmbedder):
+class Toy(ExactEmbedder):
     """With an encoder that knows its channels."""
 
     encoder = SimpleNamespace(in_channels=1)

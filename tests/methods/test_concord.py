@@ -10,7 +10,7 @@ from opencon.errors import ConfigError
 from opencon.methods import METHODS, Concord, ConcordConfig, Epoch, FeatureBank
 from opencon.methods.parts import WeightAverage
 from opencon.runtime import seeded
-from tests.methods.toys import TASK, ToyEmbedder, toy_batch
+from tests.methods.toys import TASK, ExactEmbedder, toy_batch
 from tests.naive.concord import naive_losses, naive_targets
 from tests.naive.gcd import naive_all, naive_labeled
 from tests.naive.simgcd import naive_cosines
@@ -19,7 +19,7 @@ from tests.naive.simgcd import naive_cosines
 def build(seed=0, *, started=True, **settings):
     settings = {"queue": 12, **settings}
     with seeded(seed):
-        method = Concord(ConcordConfig(**settings), TASK, ToyEmbedder(dim=4, num_features=7)).double()
+        method = Concord(ConcordConfig(**settings), TASK, ExactEmbedder(dim=4, num_features=7)).double()
         method.queue.uniform_(-1, 1)
     method.is_started.fill_(started)
     return method.train()
@@ -101,7 +101,7 @@ def test_targets_of_unlabeled_rows_have_the_expected_shares():
 
 
 def test_small_views_have_a_pass_of_their_own_and_no_contrast():
-    class Recording(ToyEmbedder):
+    class Recording(ExactEmbedder):
         def features_of_views(self, views):
             sizes.extend(view.shape[-1] for view in views)
             return self.features(torch.cat([F.interpolate(view, (3, 3)) for view in views]))

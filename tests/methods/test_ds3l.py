@@ -13,7 +13,7 @@ from opencon.errors import ConfigError
 from opencon.methods import DS3L, DS3LConfig, Epoch, FeatureBank
 from opencon.methods.ds3l import WeightNet, terms, weighted_mean
 from opencon.runtime import seeded
-from tests.methods.toys import TASK, ToyEmbedder, toy_batch
+from tests.methods.toys import TASK, Blobs, ExactEmbedder, toy_batch
 from tests.naive.ds3l import (
     NaiveNetwork,
     naive_consistency,
@@ -23,13 +23,15 @@ from tests.naive.ds3l import (
     slope,
 )
 
+BLOBS = Blobs(seen=0.65)  # as for fixmatch
+
 HIDDEN, FEATURES, WEIGHT = 3, 3, 4.0
 
 
 def build(seed=0, **settings):
     with seeded(seed):
         config = DS3LConfig(**{"hidden": HIDDEN, "weight_consistency": WEIGHT, "inner_lr": 0.7, **settings})
-        method = DS3L(config, TASK, ToyEmbedder(dim=FEATURES)).double()
+        method = DS3L(config, TASK, ExactEmbedder(dim=FEATURES)).double()
     with torch.no_grad():
         method.classifier.weight *= 4  # far enough from flat predictions that images differ
         method.weight_net.numbers *= 4

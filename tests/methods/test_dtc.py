@@ -12,7 +12,7 @@ from opencon.methods import DTC, DTCConfig, FeatureBank, Task
 from opencon.methods.base import Epoch
 from opencon.methods.dtc import sharpened, soft_assignment
 from opencon.runtime import seeded
-from tests.methods.toys import TASK, ToyEmbedder, toy_batch
+from tests.methods.toys import TASK, Blobs, ExactEmbedder, toy_batch
 from tests.naive.dtc import (
     naive_cross_entropy,
     naive_kl,
@@ -21,13 +21,15 @@ from tests.naive.dtc import (
     naive_targets,
 )
 
+BLOBS = Blobs(epochs=30, seen=0.6)  # clusters come in the eleventh epoch, without labels: one may hold two classes
+
 FEATURES = 6
 EARLY = DTCConfig(labeled_epochs=2)
 
 
 def build(config=EARLY, task=TASK, seed=0, num_features=FEATURES):
     with seeded(seed):
-        return DTC(config, task, ToyEmbedder(dim=num_features)).double()
+        return DTC(config, task, ExactEmbedder(dim=num_features)).double()
 
 
 def toy_bank(seed=0, num_images=TASK.num_images, num_groups=TASK.num_classes):

@@ -9,14 +9,16 @@ import torch
 from opencon.errors import ConfigError
 from opencon.methods import FeatureBank, FixMatch, FixMatchConfig
 from opencon.runtime import seeded
-from tests.methods.toys import TASK, ToyEmbedder, toy_batch
+from tests.methods.toys import TASK, Blobs, ExactEmbedder, toy_batch
 from tests.naive.fixmatch import naive_losses
+
+BLOBS = Blobs(seen=0.7)  # a seen image is easily rejected for a novel one that it is more sure of
 
 
 def build(seed=0, sharpness=20.0, **settings):
     """Sharp enough that some images are sure and others are not."""
     with seeded(seed):
-        method = FixMatch(FixMatchConfig(**settings), TASK, ToyEmbedder()).double()
+        method = FixMatch(FixMatchConfig(**settings), TASK, ExactEmbedder()).double()
     with torch.no_grad():
         method.classifier.weight *= sharpness
     return method

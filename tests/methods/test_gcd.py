@@ -10,13 +10,13 @@ from opencon.errors import ConfigError
 from opencon.methods import GCD, FeatureBank, GCDConfig, Task
 from opencon.methods.gcd import CROP_FLIP
 from opencon.runtime import seeded
-from tests.methods.toys import TASK, ToyEmbedder, toy_batch
+from tests.methods.toys import TASK, ExactEmbedder, toy_batch
 from tests.naive.gcd import naive_all, naive_labeled
 
 
 def build(task=TASK, seed=0, **settings):
     with seeded(seed):
-        return GCD(GCDConfig(**settings), task, ToyEmbedder(dim=4, num_features=7))
+        return GCD(GCDConfig(**settings), task, ExactEmbedder(dim=4, num_features=7))
 
 
 @pytest.mark.parametrize("seed", range(3))

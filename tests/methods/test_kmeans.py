@@ -8,14 +8,16 @@ from opencon.cluster.kmeans import kmeans
 from opencon.cluster.naming import name_clusters
 from opencon.methods import FeatureBank, KMeans, KMeansConfig, Task
 from opencon.runtime import generator, seeded
-from tests.methods.toys import ToyEmbedder, toy_batch
+from tests.methods.toys import Blobs, ExactEmbedder, toy_batch
+
+BLOBS = Blobs(seen=0.3, all=0.4, nmi=0.3, neighbors=0.9)  # it learns nothing: these are random features
 
 FOUR = Task(num_seen=2, num_classes=4, labeled_ratio=0.3, num_images=40)
 
 
 def build(seed=0, task=FOUR):
     with seeded(seed):
-        return KMeans(KMeansConfig(), task, ToyEmbedder())
+        return KMeans(KMeansConfig(), task, ExactEmbedder())
 
 
 def groups():

@@ -11,7 +11,7 @@ from opencon.methods import FeatureBank, OpenCon, OpenConConfig, Task
 from opencon.methods.base import Epoch
 from opencon.methods.opencon import class_prior
 from opencon.runtime import seeded
-from tests.methods.toys import TASK, ToyEmbedder, toy_batch
+from tests.methods.toys import TASK, ExactEmbedder, toy_batch
 from tests.naive.opencon import naive_step
 
 EPOCH_THRESHOLD = 0.35
@@ -34,7 +34,7 @@ OTHER = {
 
 def build(config, task=TASK, seed=0):
     with seeded(seed):
-        method = OpenCon(config, task, ToyEmbedder()).double()
+        method = OpenCon(config, task, ExactEmbedder()).double()
     method.novel_weight.fill_(config.weight_novel)
     method.epoch_threshold.fill_(EPOCH_THRESHOLD)
     return method
@@ -170,7 +170,7 @@ def test_threshold_from_the_labeled_set_is_refreshed_every_epoch():
 
 def test_hidden_labels_have_no_place_in_the_batch():
     batch = toy_batch()
-    assert {f.name for f in dataclasses.fields(batch)} == {"views", "labels", "num_labeled", "rows"}
+    assert {f.name for f in dataclasses.fields(batch)} == {"views", "labels", "num_labeled", "rows", "mixes"}
     assert (batch.labels[batch.num_labeled :] == -1).all()
 
 

@@ -11,7 +11,7 @@ from opencon.errors import ConfigError
 from opencon.methods import ORCA, FeatureBank, ORCAConfig
 from opencon.methods.base import Epoch
 from opencon.runtime import seeded
-from tests.methods.toys import TASK, ToyEmbedder, toy_batch
+from tests.methods.toys import TASK, ExactEmbedder, toy_batch
 from tests.naive.orca import naive_step, naive_uncertainty
 
 BASE = ORCAConfig()
@@ -20,7 +20,7 @@ OTHER = {"scale": 4.0, "max_margin": 0.1, "weight_pairwise": 0.3, "weight_entrop
 
 def build(config=BASE, seed=0, uncertainty=0.3):
     with seeded(seed):
-        method = ORCA(config, TASK, ToyEmbedder()).double()
+        method = ORCA(config, TASK, ExactEmbedder()).double()
     method.uncertainty.fill_(uncertainty)
     return method
 

@@ -11,15 +11,17 @@ from opencon.errors import ConfigError
 from opencon.methods import PCL, Epoch, FeatureBank, PCLConfig, Task
 from opencon.methods.pcl import concentration, levels
 from opencon.runtime import generator, seeded
-from tests.methods.toys import TASK, ToyEmbedder, toy_batch
+from tests.methods.toys import TASK, Blobs, ExactEmbedder, toy_batch
 from tests.naive.pcl import naive_concentration, naive_instance_loss, naive_prototype_loss, naive_queue
+
+BLOBS = Blobs(epochs=60)  # the prototypes start after epoch 20, and the slower encoder they come from has to follow
 
 CPU = torch.device("cpu")
 
 
 def build(seed=0, task=TASK, **settings):
     with seeded(seed):
-        return PCL(PCLConfig(**{"warmup_epochs": 2, **settings}), task, ToyEmbedder()).double()
+        return PCL(PCLConfig(**{"warmup_epochs": 2, **settings}), task, ExactEmbedder()).double()
 
 
 def epoch(method, index, seed=0):

@@ -9,13 +9,15 @@ from opencon.errors import ConfigError
 from opencon.methods import FeatureBank, RankStats, RankStatsConfig
 from opencon.methods.base import Epoch
 from opencon.runtime import seeded
-from tests.methods.toys import TASK, ToyEmbedder, toy_batch
+from tests.methods.toys import TASK, Blobs, ExactEmbedder, toy_batch
 from tests.naive.rankstats import naive_step
+
+BLOBS = Blobs(epochs=60, seen=0.4, all=0.5, nmi=0.45)  # the five largest features seldom coincide
 
 
 def build(seed=0, weight=3.0, **settings):
     with seeded(seed):
-        method = RankStats(RankStatsConfig(**settings), TASK, ToyEmbedder()).double()
+        method = RankStats(RankStatsConfig(**settings), TASK, ExactEmbedder()).double()
     method.consistency.fill_(weight)
     return method
 

@@ -6,12 +6,14 @@ import torch
 from opencon.methods import FeatureBank, RankStats, RankStatsPlus, RankStatsPlusConfig
 from opencon.runtime import seeded
 from tests.methods.test_rankstats import naive
-from tests.methods.toys import TASK, ToyEmbedder, toy_batch
+from tests.methods.toys import TASK, Blobs, ExactEmbedder, toy_batch
+
+BLOBS = Blobs(epochs=30, all=0.55, nmi=0.55)  # as for rankstats
 
 
 def build(seed=0, weight=3.0, **settings):
     with seeded(seed):
-        method = RankStatsPlus(RankStatsPlusConfig(**settings), TASK, ToyEmbedder()).double()
+        method = RankStatsPlus(RankStatsPlusConfig(**settings), TASK, ExactEmbedder()).double()
     method.consistency.fill_(weight)
     return method
 

@@ -9,13 +9,13 @@ import torch.nn.functional as F
 from opencon.errors import ConfigError
 from opencon.methods import FeatureBank, SimCLR, SimCLRConfig, Task
 from opencon.runtime import seeded
-from tests.methods.toys import TASK, ToyEmbedder, toy_batch
+from tests.methods.toys import TASK, ExactEmbedder, toy_batch
 from tests.naive.losses import naive_contrast, naive_info_nce
 
 
 def build(temperature=0.2, task=TASK, seed=0):
     with seeded(seed):
-        return SimCLR(SimCLRConfig(temperature=temperature), task, ToyEmbedder())
+        return SimCLR(SimCLRConfig(temperature=temperature), task, ExactEmbedder())
 
 
 @pytest.mark.parametrize("seed", range(3))

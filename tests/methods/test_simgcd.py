@@ -10,14 +10,14 @@ from opencon.errors import ConfigError
 from opencon.methods import METHODS, Epoch, FeatureBank, SimGCD, SimGCDConfig
 from opencon.methods.simgcd import missing_entropy, swapped_cross_entropy
 from opencon.runtime import seeded
-from tests.methods.toys import TASK, ToyEmbedder, toy_batch
+from tests.methods.toys import TASK, ExactEmbedder, toy_batch
 from tests.naive.gcd import naive_all, naive_labeled
 from tests.naive.simgcd import naive_class, naive_cluster, naive_cosines, naive_missing_entropy
 
 
 def build(seed=0, epoch=None, **settings):
     with seeded(seed):
-        method = SimGCD(SimGCDConfig(**settings), TASK, ToyEmbedder(dim=4, num_features=7)).double()
+        method = SimGCD(SimGCDConfig(**settings), TASK, ExactEmbedder(dim=4, num_features=7)).double()
     if epoch is not None:
         begin(method, epoch)
     return method

@@ -11,7 +11,7 @@ from opencon.losses.balance import sinkhorn
 from opencon.methods import UNO, Epoch, FeatureBank, Task, UNOConfig
 from opencon.methods.uno import ClusterHeads
 from opencon.runtime import seeded
-from tests.methods.toys import TASK, ToyEmbedder, toy_batch
+from tests.methods.toys import TASK, ExactEmbedder, toy_batch
 from tests.naive.uno import naive_head, naive_head_losses
 
 SMALL = {"num_heads": 2, "hidden": 4, "dim": 3, "overcluster": 2}
@@ -19,7 +19,7 @@ SMALL = {"num_heads": 2, "hidden": 4, "dim": 3, "overcluster": 2}
 
 def build(seed=0, task=TASK, **settings):
     with seeded(seed):
-        return UNO(UNOConfig(**{**SMALL, **settings}), task, ToyEmbedder()).double()
+        return UNO(UNOConfig(**{**SMALL, **settings}), task, ExactEmbedder()).double()
 
 
 def views_of(method, batch):

@@ -107,7 +107,7 @@ def blur(image, sigma):
     return torch.tensor([[[blurred(rows, i, j) for j in side] for i in side] for rows in image.tolist()])
 
 
-def view(image, params, operations, size):
+def view(image, params, operations, size, magnitude=9.0):
     """One uint8 image through everything, in order. `params` holds this image's values, None for what is off."""
     whole = [0, 0, *image.shape[1:]]
     x = resized_crop(image, whole if params.box is None else params.box.tolist(), size)
@@ -123,4 +123,117 @@ def view(image, params, operations, size):
         x = gray(x)
     if params.is_blurred is not None and params.is_blurred:
         x = blur(x, params.sigma.item())
+    if params.rand_operations is not None:
+        for number, sign in zip(params.rand_operations.tolist(), params.rand_signs.tolist(), strict=True):
+            x = rand_operation(x, number, sign, magnitude)
     return x
+
+
+# --- RandAugment ------------------------------------------------------------------------------------------------------
+
+
+def moved(image, source):
+    """The image whose pixel at offset (u, v) from the center, right and down, shows that at source(u, v)."""
+    size = image.shape[1]
+    out = torch.zeros_like(image)
+    for i in range(size):
+        for j in range(size):
+            u, v = source(j + 0.5 - size / 2, i + 0.5 - size / 2)
+            x, y = u + size / 2 - 0.5, v + size / 2 - 0.5
+            for k in (math.floor(y), math.floor(y) + 1):
+                for m in (math.floor(x), math.floor(x) + 1):
+                    if 0 <= k < size and 0 <= m < size:
+                        out[:, i, j] += (1 - abs(y - k)) * (1 - abs(x - m)) * image[:, k, m]
+    return out
+
+
+def sharpness(image, factor):
+    size, smooth = image.shape[1], image.clone()
+    for i in range(1, size - 1):
+        for j in range(1, size - 1):
+            total = 5 * image[:, i, j]
+            for a in (-1, 0, 1):
+                for b in (-1, 0, 1):
+                    if (a, b) != (0, 0):
+                        total = total + image[:, i + a, j + b]
+            smooth[:, i, j] = total / 13
+    return (factor * image + (1 - factor) * smooth).clamp(0, 1)
+
+
+def levels(image):
+    return [[round(value * 255) for row in channel for value in row] for channel in image.tolist()]
+
+
+def of_levels(channels, like):
+    return torch.tensor(channels, dtype=torch.float32).view_as(like) / 255
+
+
+def posterize(image, bits):
+    return of_levels([[value & ~(2 ** (8 - bits) - 1) for value in channel] for channel in levels(image)], image)
+
+
+def solarize(image, threshold):
+    return torch.where(image >= threshold, 1 - image, image)
+
+
+def auto_contrast(image):
+    channels = []
+    for channel in image:
+        low, high = channel.min(), channel.max()
+        channels.append((channel - low) / (high - low) if high > low else channel)
+    return torch.stack(channels)
+
+
+def equalize(image):
+    channels = []
+    for original, values in zip(image, levels(image), strict=True):
+        histogram = [values.count(level) for level in range(256)]
+        step = (len(values) - histogram[max(values)]) // 255
+        if step == 0:
+            channels.append(original)
+            continue
+        table, total = [], step // 2
+        for count in histogram:
+            table.append(min(255, total // step))
+            total += count
+        channels.append(of_levels([table[value] for value in values], original))
+    return torch.stack(channels)
+
+
+def rand_operation(image, number, sign, magnitude):
+    """One operation of RandAugment, by its place in the paper's list as torchvision orders it."""
+    part, size = magnitude / 30, image.shape[1]
+    amount, factor = sign * part, 1 + sign * 0.9 * part
+    angle = math.radians(30 * amount)
+    return (
+        lambda: image,
+        lambda: moved(image, lambda u, v: (u + 0.3 * amount * v, v)),
+        lambda: moved(image, lambda u, v: (u, v + 0.3 * amount * u)),
+        lambda: moved(image, lambda u, v: (u - 150 / 331 * size * amount, v)),
+        lambda: moved(image, lambda u, v: (u, v - 150 / 331 * size * amount)),
+        lambda: warp(image, angle, [0, 0], 1),
+        lambda: brightness(image, factor),
+        lambda: saturation(image, factor),
+        lambda: contrast(image, factor),
+        lambda: sharpness(image, factor),
+        lambda: posterize(image, 8 - round(4 * part)),
+        lambda: solarize(image, 1 - part),
+        lambda: auto_contrast(image),
+        lambda: equalize(image),
+    )[number]()
+
+
+# --- two images in one ------------------------------------------------------------------------------------------------
+
+
+def mixup(image, other, share):
+    return share * image + (1 - share) * other
+
+
+def cutmix(image, other, box):
+    """Inside the box (top, left, bottom, right) the other image."""
+    out = image.clone()
+    for i in range(box[0], box[2]):
+        for j in range(box[1], box[3]):
+            out[:, i, j] = other[:, i, j]
+    return out

@@ -106,7 +106,9 @@ def test_what_the_user_says_counts_more_than_a_prediction(photos, out, tmp_path,
     right = torch.where(labels >= 0, labels, classes)
     z = asked["method"].eval().embed(read_images(paths, 8)[0].float() / 255).detach()
     for c in range(3):
-        torch.testing.assert_close(asked["method"].classifier.weight[c].detach(), F.normalize(z[right == c].sum(dim=0), dim=0))
+        torch.testing.assert_close(
+            asked["method"].classifier.weight[c].detach(), F.normalize(z[right == c].sum(dim=0), dim=0)
+        )
     assert asked["method"].task.labeled_ratio <= 1
 
 

@@ -6,14 +6,14 @@ import torch
 from opencon.methods import FeatureBank, Method, StepOutput
 from opencon.training import short_run as module
 from opencon.training.short_run import short_run
-from tests.methods.toys import TASK, ToyEmbedder
+from tests.methods.toys import TASK, ExactEmbedder
 
 
 class Watcher(Method):
     """Writes down what it is shown; its loss is the mean of a linear map."""
 
     def __init__(self):
-        super().__init__(None, TASK, ToyEmbedder())
+        super().__init__(None, TASK, ExactEmbedder())
         self.batches, self.banks = [], []
 
     def before_epoch(self, epoch):
@@ -103,7 +103,7 @@ def test_it_learns_along_a_cosine_and_sees_all_rows_before_an_epoch(monkeypatch)
     def watched(method, config):
         optimizer = build(method, config)
         step = optimizer.step
-        optimizer.step = lambda *a, **k: rates.append(optimizer.param_groups[0]["lr"]) or step(*a, **k)
+        optimizer.step = lambda *a, **k: rates.append(float(optimizer.param_groups[0]["lr"])) or step(*a, **k)
         return optimizer
 
     monkeypatch.setattr(module, "build_optimizer", watched)

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import sys
 
-from opencon.cli import photos, research, review
+from opencon.cli import names, photos, research, review
 from opencon.cli.base import app, errors, keep_memory
 from opencon.errors import OpenConError
 
-__all__ = ["app", "main", "photos", "research", "review"]
+__all__ = ["app", "main", "names", "photos", "research", "review"]
 
 
 def main(argv: list[str] | None = None) -> None:

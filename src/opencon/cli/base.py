@@ -10,8 +10,9 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -35,6 +36,10 @@ console = Console(highlight=False, markup=False, emoji=False)
 errors = Console(stderr=True, highlight=False, markup=False, emoji=False, soft_wrap=True)
 
 Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda or cuda:N.")]
+Imports = Annotated[
+    list[Path] | None,
+    typer.Option("--import", metavar="FILE", help="A Python file with methods, encoders, ... of your own; repeatable."),
+]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the plan and the settings, compute nothing.")]
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
 
@@ -60,6 +65,16 @@ def options(version: Annotated[bool, typer.Option("--version", help="Print the v
     if version:
         console.print(f"opencon {__version__}")
         raise typer.Exit
+
+
+def import_plugins(files: Iterable[Path] | None) -> None:
+    """Import what installed packages bring, then the files that were given."""
+    from opencon.plugins import import_file, import_installed
+
+    for problem in import_installed():
+        errors.print(f"opencon: {problem}")
+    for file in files or ():
+        import_file(file)
 
 
 def show_plan(plan: Mapping[str, str]) -> None:

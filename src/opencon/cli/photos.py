@@ -15,7 +15,18 @@ import typer
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from opencon.cli.base import Device, DryRun, app, console, errors, resumable, show_count, show_plan
+from opencon.cli.base import (
+    Device,
+    DryRun,
+    Imports,
+    app,
+    console,
+    errors,
+    import_plugins,
+    resumable,
+    show_count,
+    show_plan,
+)
 from opencon.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -71,6 +82,7 @@ def discover(
     cache: Cache = CACHE,
     no_cache: NoCache = False,
     truth: Annotated[Path | None, typer.Option("--truth", help="A table file,class, to measure accuracy with.")] = None,
+    imports: Imports = None,
     dry_run: DryRun = False,
 ) -> None:
     """Sort photos into the classes you named, and discover new groups among the rest.
@@ -82,6 +94,7 @@ def discover(
     from opencon.photos.listing import find_photos, read_truth
     from opencon.runtime import pick_device
 
+    import_plugins(imports)
     photos = find_photos(folder, labeled=labeled, unlabeled=unlabeled, labels=labels, manifest=manifest)
     config = discover_config(
         novel=novel,
@@ -149,6 +162,7 @@ def predict(
     images: Annotated[list[Path], typer.Argument(metavar="IMAGES...", help="Photos, or folders of photos.")],
     csv_file: Annotated[Path | None, typer.Option("--csv", help="Write a CSV file instead of JSON lines.")] = None,
     device: Device = "auto",
+    imports: Imports = None,
 ) -> None:
     """Class or group of new photos, one JSON object a line; "predicted": null means unlike all of them.
 
@@ -163,6 +177,7 @@ def predict(
         raise DataError(f"{printable(images[0])} does not exist. Give photos, or folders of photos.")
     if csv_file is not None and not csv_file.parent.is_dir():
         raise ConfigError(f"--csv {csv_file}: there is no folder {csv_file.parent}. Make it first.")
+    import_plugins(imports)
     model = OpenConModel.from_pretrained(run_folder, device=pick_device(device))
     with resumable("Run it again."), quiet_warnings(), bars() as progress:
         rows = []
@@ -213,10 +228,12 @@ def count(
     no_cache: NoCache = False,
     by: Annotated[str, typer.Option("--by", help="How: tree (ours), or as in the papers: gcd, dtc, orca.")] = "tree",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    imports: Imports = None,
 ) -> None:
     """Estimate how many classes the photos show, seen and new, with its uncertainty."""
     from opencon.api import count as count_photos
 
+    import_plugins(imports)
     with resumable(on_return(no_cache)), quiet_warnings(), bars() as progress:
         estimate = count_photos(
             folder,
@@ -253,10 +270,12 @@ def export(
             help="Also write model.onnx, checked against torch [default: if the extra onnx is installed].",
         ),
     ] = None,
+    imports: Imports = None,
 ) -> None:
     """Write a model that needs nothing else: weights and a card in a folder, and one ONNX file."""
     from opencon.photos.export import export_folder
 
+    import_plugins(imports)
     with quiet_warnings():
         for line in export_folder(run_folder, out, onnx=onnx):
             console.print(line, soft_wrap=True)

@@ -1,4 +1,4 @@
-"""Commands for experiments: demo, train, pretrain, evaluate, compare, sweep, list."""
+"""Commands for experiments: demo, train, pretrain, evaluate, compare, sweep."""
 
 from __future__ import annotations
 
@@ -14,7 +14,18 @@ import typer
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from opencon.cli.base import Device, DryRun, app, console, errors, resumable, show_count, show_plan
+from opencon.cli.base import (
+    Device,
+    DryRun,
+    Imports,
+    app,
+    console,
+    errors,
+    import_plugins,
+    resumable,
+    show_count,
+    show_plan,
+)
 from opencon.config import RunConfig, to_dict, with_settings
 from opencon.errors import ConfigError
 
@@ -77,18 +88,23 @@ def train(
     device: Device = "auto",
     download: Download = False,
     tensorboard: TensorBoard = False,
+    imports: Imports = None,
     dry_run: DryRun = False,
 ) -> None:
     """Train a method on a data set, or resume a run that was interrupted."""
     from opencon.api import train_config
+    from opencon.plugins import recall
 
     if (recipe is None) == (config is None):
         raise ConfigError("give a recipe (`opencon list` shows them) or --config FILE, one of the two.")
     if config is not None and variant is not None:
         raise ConfigError('--variant belongs to a recipe. In a configuration file, write: variant = "paper"')
-    base = train_config(recipe or config or "", variant=variant, data=data, weights=weights, seed=seed)
     name = (recipe or (config.stem if config else "")).replace("/", "-")
-    run(base, settings, out or Path("runs") / name, device, download, tensorboard, dry_run)
+    out = out or Path("runs") / name
+    import_plugins(imports)
+    recall(out)  # a run that goes on may need what it was started with
+    base = train_config(recipe or config or "", variant=variant, data=data, weights=weights, seed=seed)
+    run(base, settings, out, device, download, tensorboard, dry_run)
 
 
 @app.command(short_help="Train an encoder without labels (SimCLR).")
@@ -101,6 +117,7 @@ def pretrain(
     device: Device = "auto",
     download: Download = False,
     tensorboard: TensorBoard = False,
+    imports: Imports = None,
     dry_run: DryRun = False,
 ) -> None:
     """Train an encoder without labels (SimCLR). `train --weights` takes the encoder.safetensors that it writes."""
@@ -110,6 +127,7 @@ def pretrain(
     name = recipe.removeprefix("simclr/")
     if "/" in name:
         raise ConfigError(f"pretrain takes a data set, not the recipe {recipe!r}. Use: pretrain {name.split('/')[-1]}")
+    import_plugins(imports)
     base = train_config(get_recipe(name, method="simclr"), data=data, seed=seed)
     folder = out or Path("runs") / f"simclr-{name}"
     run(base, settings, folder, device, download, tensorboard, dry_run)
@@ -137,6 +155,7 @@ def evaluate(
     count: Annotated[
         str | None, typer.Option("--count", help="Also estimate the number of classes: by tree, gcd, dtc or orca.")
     ] = None,
+    imports: Imports = None,
 ) -> None:
     """Measure a trained run again, under either protocol, on either set of images; by default as it was trained."""
     from opencon.api import evaluate as evaluate_run
@@ -144,6 +163,7 @@ def evaluate(
 
     if picture is not None and not picture.parent.is_dir():
         raise ConfigError(f"--picture {picture}: there is no folder {picture.parent}. Make it first.")
+    import_plugins(imports)
     record = evaluate_run(
         run_folder,
         protocol=protocol,
@@ -175,6 +195,7 @@ def compare(
         str | None, typer.Option("--format", help="table, markdown, csv, latex or json; default: by --out.")
     ] = None,
     out: Annotated[Path | None, typer.Option("--out", help="Write it to this file instead.")] = None,
+    imports: Imports = None,
 ) -> None:
     """Runs side by side: mean and standard deviation over seeds, seconds per epoch, and the published numbers."""
     from opencon.api import compare as compare_runs
@@ -183,6 +204,7 @@ def compare(
     form = form or (SUFFIXES.get(out.suffix, "markdown") if out is not None else "table")
     if form not in FORMATS:
         raise ConfigError(f"--format {form!r} must be one of {', '.join(FORMATS)}.")
+    import_plugins(imports)
     comparison = compare_runs(runs)
     sections = comparison.sections
     for line in comparison.left_out:
@@ -237,22 +259,28 @@ def sweep(
     keep: Annotated[bool, typer.Option("--keep", help="Keep checkpoint and weights of every cell.")] = False,
     device: Device = "auto",
     download: Download = False,
+    imports: Imports = None,
     dry_run: DryRun = False,
 ) -> None:
     """Train every recipe with every value and every seed, and show mean and spread. The same command goes on."""
     from opencon.experiments.sweep import Sweep, cross, read_seeds
     from opencon.experiments.sweep_table import FORMATS
+    from opencon.plugins import recall, write_record
 
     if form not in FORMATS:
         raise ConfigError(f"--format {form!r} must be one of {', '.join(FORMATS)}.")
     if at_once < 1:
         raise ConfigError(f"--at-once {at_once} must be at least 1.")
+    import_plugins(imports)
+    recall(out)
     if recipes:
         places = {"data.root": data, "encoder.weights": weights}
         fixed = [*(f"{key}={value}" for key, value in places.items() if value is not None), *(settings or [])]
         wanted = [word.strip() for word in also.split(",") if word.strip()]
         cells = cross(recipes, vary or [], read_seeds(seeds), settings=fixed, variant=variant, also=wanted)
         one = Sweep(out, tuple(cells)) if dry_run else Sweep.made(out, cells)
+        if imports and not dry_run:
+            write_record(out)  # for the processes that share the work, and to go on
     else:
         one = Sweep.opened(out)
     if not dry_run:
@@ -264,7 +292,9 @@ def sweep(
 def sweep_part(folder: Path, device: Device = "auto", minutes: float | None = None, keep: bool = False) -> None:
     """One of several processes that share a sweep."""
     from opencon.experiments.sweep import Sweep
+    from opencon.plugins import recall
 
+    recall(folder)
     run_sweep(Sweep.opened(folder), device, at_once=1, minutes=minutes, keep=keep, download=False)
 
 
@@ -308,52 +338,6 @@ def show_sweep(one: Sweep, columns: str | None, form: str, plot: Path | None) ->
         errors.print(f"left: {cell.title}{why}")
     if left:
         errors.print(f"{len(left)} of {len(one.cells)} cells are left; the same command goes on with them.")
-
-
-@app.command("list")
-def list_names(
-    what: Annotated[
-        str | None, typer.Argument(help="methods, data, recipes or encoders; default: all but recipes.")
-    ] = None,
-) -> None:
-    """Show methods, data sets and encoders, or every recipe."""
-    from opencon.data.benchmarks import DATASETS
-    from opencon.encoders import ENCODERS
-    from opencon.experiments.recipes import SETTINGS, recipe_names
-    from opencon.methods import METHODS
-
-    kinds = ("methods", "data", "encoders", "recipes")
-    if what is not None and what not in kinds:
-        raise ConfigError(f"list {what!r}: choose one of {', '.join(kinds)}.")
-    if what in (None, "methods"):
-        methods = names_table("Methods", "method", "name", "paper", "year", "needs", "protocol")
-        for name in METHODS.names():
-            entry = METHODS[name]
-            methods.add_row(name, entry.title, entry.paper, str(entry.year), entry.needs, entry.protocol)
-        console.print(methods)
-        console.print("count: the number of classes, seen and novel; `opencon count` estimates it.")
-    if what in (None, "data"):
-        sets = names_table("Data sets with recipes", "data set", "what it is", "encoder", "protocol")
-        for name in SETTINGS.names():
-            setting = SETTINGS[name]
-            sets.add_row(name, setting.title, setting.encoder, setting.protocol)
-        console.print(sets)
-        console.print(f"Files of your own, and all else that data.name takes: {', '.join(DATASETS.names())}")
-    if what in (None, "encoders"):
-        console.print(f"Encoders (encoder.name): {', '.join(ENCODERS.names())}")
-    if what == "recipes":
-        console.print("\n".join(recipe_names()))
-    elif what is None:
-        console.print("Train: opencon train METHOD/DATASET, such as opencon/cifar100")
-
-
-def names_table(title: str, first: str, *others: str) -> Table:
-    """A table whose first column, the name to type, is never wrapped."""
-    table = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0))
-    table.add_column(first, no_wrap=True)
-    for other in others:
-        table.add_column(other, overflow="fold")
-    return table
 
 
 def run(

@@ -1,4 +1,4 @@
-"""Views of images: random crop, flip, warp, color and blur of a whole batch on its device.
+"""Views of images: random crop, flip, warp, color, blur and RandAugment of a whole batch on its device.
 
 Letters: B images in a batch, H and W their height and width, S side of a view, A jitter operations that are on.
 
@@ -15,14 +15,20 @@ gray level. Call outside autocast, which would make them bfloat16.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from opencon.config import AugmentConfig
+from opencon.config import AugmentConfig, RunConfig
 from opencon.data.color import CONTRAST, HUE, choose, jitter, to_gray
+from opencon.data.loader import Augmentation
+from opencon.data.mixing import Mixer
+from opencon.data.rand_augment import NUM_OPERATIONS, rand_augment
+from opencon.registry import Registry
 from opencon.runtime import has_triton
 
 CROP_TRIES = 10  # torchvision's RandomResizedCrop; then the largest centered crop of an allowed ratio
@@ -46,10 +52,12 @@ class ViewParams(NamedTuple):
     is_gray: Tensor | None = None  # (B,) bool
     is_blurred: Tensor | None = None  # (B,) bool
     sigma: Tensor | None = None  # (B,) pixels
+    rand_operations: Tensor | None = None  # (B, N) of RandAugment
+    rand_signs: Tensor | None = None  # (B, N) 1 or -1
 
 
 class Augment:
-    """Makes views as an `AugmentConfig` describes them: crop and flip, warp, jitter, gray, blur, in this order."""
+    """Makes views as an `AugmentConfig` describes them: crop and flip, warp, jitter, gray, blur, RandAugment, in order."""
 
     def __init__(self, config: AugmentConfig, *, image_size: int, channels: int) -> None:
         assert channels in (1, 3), f"images have 1 or 3 channels, not {channels}"
@@ -103,6 +111,9 @@ class Augment:
         if c.blur_p > 0:
             params["is_blurred"] = chance(c.blur_p)
             params["sigma"] = uniform(*c.blur_sigma)
+        if c.rand_ops > 0:
+            params["rand_operations"] = uniform(0.0, NUM_OPERATIONS, c.rand_ops).long()
+            params["rand_signs"] = torch.where(uniform(0.0, 1.0, c.rand_ops) < 0.5, -1.0, 1.0)
         return ViewParams(**params)
 
     def has_kernel(self, images: Tensor, params: ViewParams) -> bool:
@@ -118,11 +129,11 @@ class Augment:
         assert images.dtype == torch.uint8, f"images are uint8, not {images.dtype}"
         assert images.shape[1] == self.channels, f"images have {images.shape[1]} channels, not {self.channels}"
         if self.has_kernel(images, params):
-            return self.by_kernel(images, params)
+            return self.randomized(self.by_kernel(images, params), params)
         return self.plain(images, params)
 
     def by_kernel(self, images: Tensor, params: ViewParams) -> Tensor:
-        """`apply` in one Triton kernel, where `has_kernel` says so."""
+        """`apply` but for RandAugment in one Triton kernel, where `has_kernel` says so."""
         from opencon.data.view_kernel import views_kernel  # needs Triton
 
         p = params
@@ -147,7 +158,50 @@ class Augment:
             x = choose(p.is_gray, to_gray(x), x)
         if p.is_blurred is not None and p.sigma is not None:
             x = choose(p.is_blurred, blur(x, p.sigma), x)
-        return x
+        return self.randomized(x, params)
+
+    def randomized(self, x: Tensor, params: ViewParams) -> Tensor:
+        """RandAugment, where the settings ask for it."""
+        if params.rand_operations is None or params.rand_signs is None:
+            return x
+        return rand_augment(x, params.rand_operations, params.rand_signs, self.config.rand_magnitude)
+
+
+@dataclass(frozen=True)
+class AugmentationEntry:
+    """Who makes views, by name."""
+
+    build: Callable[
+        ..., Augmentation
+    ]  # (config, image_size=..., channels=...): the section, side and channels of a view
+    what: str
+
+
+AUGMENTATIONS: Registry[AugmentationEntry] = Registry("augmentation")
+AUGMENTATIONS.add("standard", AugmentationEntry(Augment, "crop, flip, warp, jitter, gray, blur, RandAugment"))
+
+
+def build_views(config: RunConfig, *, image_size: int, channels: int) -> tuple[list[Augmentation], list[Mixer | None]]:
+    """What makes each view of an image, and what mixes each: the two full views, then those of `config.views`."""
+    full = config.augment.size or image_size
+
+    def made(kind: AugmentConfig) -> Augmentation:
+        augment = AUGMENTATIONS[kind.name].build(kind, image_size=kind.size or full, channels=channels)
+        if isinstance(augment, Augment):
+            augment.kernels = config.train.kernels
+            if config.train.compile:
+                augment.plain = torch.compile(augment.plain)  # type: ignore[method-assign]
+                if kind.rand_ops > 0:
+                    augment.randomized = torch.compile(augment.randomized)  # type: ignore[method-assign]
+        return augment
+
+    first = made(config.augment)
+    kinds, augments = [config.augment, config.strong or config.augment], [first]
+    augments.append(made(config.strong) if config.strong is not None else first)
+    for view in config.views:
+        kinds += [view] * view.count
+        augments += [made(view)] * view.count
+    return augments, [Mixer(kind, size=kind.size or full) if kind.mixes else None for kind in kinds]
 
 
 def plain_view(images: Tensor, image_size: int) -> Tensor:

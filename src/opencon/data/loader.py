@@ -19,11 +19,12 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from opencon.data.mixing import Mix, Mixer
 from opencon.data.streaming import Images
 from opencon.runtime import generator
 
 # Purposes of the random streams of an epoch, so that they are independent of each other.
-ORDER, VIEWS = 1, 2
+ORDER, VIEWS, MIXES = 1, 2, 3
 
 
 class Augmentation(Protocol):
@@ -41,6 +42,7 @@ class Draws(NamedTuple):
 
     rows: Tensor  # (T, B) which images, labeled first
     params: tuple[Any, ...]  # V named tuples of tensors (T, B, ...)
+    mixes: tuple[Any, ...]  # V likewise, None for a view whose images are not mixed
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,7 @@ class Batch:
     labels: Tensor  # (B,) class of a labeled image, -1 for an unlabeled one
     num_labeled: int  # how many rows, the first ones, are labeled: hot code can slice instead of mask
     rows: Tensor  # (B,) index of each image in the set, for methods that keep something about every image
+    mixes: tuple[Mix | None, ...] = ()  # V: how each view's images are mixed with each other; () where none are
 
 
 class TwoStreamLoader:
@@ -72,6 +75,7 @@ class TwoStreamLoader:
         batch_shares: tuple[int, int],
         augments: tuple[Augmentation, ...],
         seed: int,
+        mixers: tuple[Mixer | None, ...] = (),
     ) -> None:
         self.images = images  # (M, channels, H, W) uint8
         self.labels = labels  # (M,)
@@ -79,6 +83,7 @@ class TwoStreamLoader:
         # Streamed images are copied here before each step, always to the same address, which a recorded step reads.
         self.buffer = torch.empty(0) if isinstance(images, Tensor) else images.buffer(sum(batch_shares))
         self.augments = augments  # V
+        self.mixers = mixers if any(mixers) else ()  # V, or none at all
         self.seed = seed
         self.labeled = torch.nonzero(labels >= 0).flatten()
         self.unlabeled = torch.nonzero(labels < 0).flatten()
@@ -104,7 +109,9 @@ class TwoStreamLoader:
         rows = self.indices(epoch)
         height, width = self.images.shape[-2:]
         params = tuple(augment.draw(rows.numel(), (height, width), rng) for augment in self.augments)
-        return Draws(rows, tree_map(lambda t: t.view(*rows.shape, *t.shape[1:]), params))
+        rng = generator(self.images.device, self.seed, epoch, MIXES)
+        mixes = tuple(mixer and mixer.draw(len(rows), rows.shape[1], self.num_labeled, rng) for mixer in self.mixers)
+        return Draws(rows, tree_map(lambda t: t.view(*rows.shape, *t.shape[1:]), params), mixes)
 
     def feed(self, draws: Draws) -> Generator[int, None, None]:
         """The steps of an epoch, one by one. Once a step is yielded, `batch` can be called for it.
@@ -125,7 +132,14 @@ class TwoStreamLoader:
         images = self.images[now.rows] if isinstance(self.images, Tensor) else self.buffer
         pairs = zip(self.augments, now.params, strict=True)
         views = tuple(augment.apply(images, params) for augment, params in pairs)
-        return Batch(views, self.labels[now.rows], self.num_labeled, now.rows)
+        known = self.labels[now.rows], self.num_labeled, now.rows
+        if not self.mixers:
+            return Batch(views, *known)
+        mixed = [
+            (view, None) if mixer is None else mixer.apply(view, params)
+            for view, mixer, params in zip(views, self.mixers, now.mixes, strict=True)
+        ]
+        return Batch(tuple(view for view, _ in mixed), *known, mixes=tuple(mix for _, mix in mixed))
 
     def first_views(self, most_steps: int) -> Generator[Tensor, None, None]:
         """The two full views of the first steps of training, one by one."""

@@ -18,6 +18,7 @@ from opencon.encoders.base import Encoder
 from opencon.encoders.timm import PREFIX, timm_encoder
 from opencon.encoders.weights import load_weights
 from opencon.errors import ConfigError, DataError
+from opencon.plugins import recall
 from opencon.registry import did_you_mean
 
 RUN_FILE = "encoder.safetensors"  # what a finished run leaves
@@ -71,6 +72,7 @@ def _installed(name: str, image_size: int | None) -> PretrainedEncoder:
 
 
 def _from_run(path: Path, image_size: int | None) -> PretrainedEncoder:
+    recall(path.parent)  # the run's encoder may be somebody's own
     try:
         with safetensors.safe_open(path, "pt") as file:
             name = (file.metadata() or {}).get("encoder", "")

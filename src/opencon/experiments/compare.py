@@ -15,7 +15,7 @@ from typing import Any
 
 from opencon.config import RunConfig, to_dict
 from opencon.data.benchmarks import DATASETS
-from opencon.errors import ConfigError, OpenConError, RunError
+from opencon.errors import ConfigError, MissingPluginError, OpenConError, RunError
 from opencon.experiments.recipes import SETTINGS, run_config
 from opencon.methods import METHODS
 from opencon.report.grid import latex, markdown, shown, spread
@@ -108,9 +108,11 @@ def experiment(config: RunConfig) -> dict[str, Any]:
 def compare_runs(paths: Iterable[Path], say: Callable[[str], None] = lambda text: None) -> list[Section]:
     """Finished runs in groups: first by what can be compared at all, then by experiment.
 
-    A run that is named must fit. One that was only listed in a folder is left out if it does not fit, and `say` is told.
+    A run that is named must fit. One that was only listed in a folder is left out if it does not fit, and `say` is told;
+    so is one whose method cannot be found, named or not.
     """
     runs: dict[tuple[str, str, int], Run] = {}
+    left_out: OpenConError | None = None
     for path, is_named in find_runs(paths).items():
         try:
             run = read_run(path)
@@ -121,11 +123,12 @@ def compare_runs(paths: Iterable[Path], say: Callable[[str], None] = lambda text
                     f"one of them."
                 )
         except OpenConError as err:
-            if is_named:
+            if is_named and not isinstance(err, MissingPluginError):
                 raise
             say(f"Left out: {err}")
+            left_out = err
     if not runs:
-        raise RunError("there is no finished run to compare.")
+        raise RunError(f"there is no finished run to compare. {left_out or ''}".rstrip())
     groups: dict[str, list[Run]] = {}
     for run in runs.values():
         groups.setdefault(_title(run), []).append(run)

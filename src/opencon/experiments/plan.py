@@ -7,12 +7,14 @@ from pathlib import Path
 import torch
 
 from opencon.config import RunConfig
+from opencon.data.augment import AUGMENTATIONS
 from opencon.data.benchmarks import DatasetInfo, dataset_info
 from opencon.data.split import check_split
 from opencon.encoders import ENCODERS
 from opencon.errors import ConfigError
 from opencon.methods import METHODS
 from opencon.runtime import seeded
+from opencon.training.optimizer import OPTIMIZERS, SCHEDULES
 
 
 def plan(config: RunConfig, *, download: bool = False) -> dict[str, str]:
@@ -28,8 +30,8 @@ def plan(config: RunConfig, *, download: bool = False) -> dict[str, str]:
         "data": f"{info.title}: {info.num_train:,} training images of {info.num_classes} classes, {info.image_size} px",
         "method": f"{METHODS[config.method.name].title} ({METHODS[config.method.name].paper})",
         "encoder": f"{encoder.name}, {start}, {learns}",
-        "training": f"{config.train.epochs} epochs, batches of {config.train.batch_size}, lr {config.train.lr:g} "
-        f"({config.train.schedule}), {config.train.precision}, seed {config.train.seed}",
+        "training": f"{config.train.epochs} epochs, batches of {config.train.batch_size}, {config.train.optimizer}, "
+        f"lr {config.train.lr:g} ({config.train.schedule}), {config.train.precision}, seed {config.train.seed}",
     }
     if config.train.epochs == 0:
         shown |= {"encoder": f"{encoder.name}, {start}, nothing learns", "training": "none: the start is evaluated"}
@@ -56,6 +58,10 @@ def check_fits(config: RunConfig, info: DatasetInfo) -> None:
     """Refuse what cannot work before anything is loaded."""
     num_train = info.num_train
     full = config.augment.size or info.image_size
+    OPTIMIZERS[config.train.optimizer], SCHEDULES[config.train.schedule]  # these and the next raise with a hint
+    for kind in (config.augment, config.strong, *config.views):
+        if kind is not None:
+            AUGMENTATIONS[kind.name]
     with torch.device("meta"), seeded(0):  # shapes alone
         for size in dict.fromkeys([full, *(view.size or full for view in config.views)]):
             encoder = ENCODERS[config.encoder.name].build(info.channels, size)

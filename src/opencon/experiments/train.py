@@ -13,13 +13,18 @@ import torch
 from torch import Tensor
 
 from opencon.config import RunConfig, to_dict
-from opencon.data.benchmarks import Dataset
+from opencon.data.augment import AUGMENTATIONS
+from opencon.data.benchmarks import DATASETS, Dataset
 from opencon.data.split import Split
+from opencon.encoders import ENCODERS
 from opencon.experiments.keeper import Keeper, tensorboard_writer
 from opencon.experiments.workbench import Workbench, build_loader, prepare, without_weights
+from opencon.methods import METHODS
+from opencon.plugins import RECORD, check_unchanged, recorded
+from opencon.registry import Registry
 from opencon.runtime import environment
 from opencon.training.judged import judged_weights
-from opencon.training.optimizer import build_optimizer
+from opencon.training.optimizer import OPTIMIZERS, SCHEDULES, build_optimizer
 from opencon.training.run_folder import RunFolder
 from opencon.training.trainer import fit
 
@@ -55,6 +60,8 @@ def train(
     start = time.perf_counter()
     make_writer = tensorboard_writer() if tensorboard else None  # before anything is written: the extra may be missing
     folder = RunFolder.open_for_training(out, to_dict(config))
+    plugins = recorded(names_used(config))
+    check_unchanged(out, plugins)
     if folder.has("result.json"):
         callbacks.say(f"{out} is finished already; this is its result.")
         return folder.read_json("result.json")
@@ -64,15 +71,19 @@ def train(
     base = without_weights(config) if folder.checkpoint.exists() else config
     bench = prepare(base, device, split=split, download=download, dataset=dataset)
     announce(bench, callbacks.say)
+    # Before anything is written: a rule for groups may fit no parameter.
+    optimizer = build_optimizer(bench.method, config.train) if config.train.epochs else None
     if not has_started:  # config.json last: it makes the folder a run
+        if plugins:
+            folder.write_json(RECORD, plugins)
         folder.write_json("split.json", bench.split.to_json())
         folder.write_json("environment.json", environment(device))
         folder.write_json("config.json", to_dict(config))
-    if config.train.epochs == 0:
+    if optimizer is None:
         record = score_start(folder, config, bench)
         return finish(folder, bench, {**record, **measure(bench)}, start)
     writer = make_writer(str(out / "tensorboard")) if make_writer else None
-    train_epochs(folder, config, bench, callbacks, writer)
+    train_epochs(folder, config, bench, optimizer, callbacks, writer)
     if writer is not None:
         writer.close()
     return finish(folder, bench, {**folder.read_metrics()[-1], **measure(bench)}, start)
@@ -100,13 +111,32 @@ def score_start(folder: RunFolder, config: RunConfig, bench: Workbench) -> dict[
     return bench.score(config.eval.on, config.eval.protocol)[0]
 
 
-def train_epochs(folder: RunFolder, config: RunConfig, bench: Workbench, callbacks: Callbacks, writer: Any) -> None:
+def names_used(config: RunConfig) -> list[tuple[Registry[Any], str]]:
+    """Every name in the configuration behind which code stands."""
+    views = [kind.name for kind in (config.augment, config.strong, *config.views) if kind is not None]
+    return [
+        (METHODS, config.method.name),
+        (ENCODERS, config.encoder.name),
+        (DATASETS, config.data.name),
+        *((AUGMENTATIONS, name) for name in dict.fromkeys(views)),
+        (OPTIMIZERS, config.train.optimizer),
+        (SCHEDULES, config.train.schedule),
+    ]
+
+
+def train_epochs(
+    folder: RunFolder,
+    config: RunConfig,
+    bench: Workbench,
+    optimizer: torch.optim.Optimizer,
+    callbacks: Callbacks,
+    writer: Any,
+) -> None:
     """Train from the checkpoint, or from the start, to the last epoch; `writer` is TensorBoard's, or None.
 
     `config` is that of the run; that of the bench may lack the weights file.
     """
     loader = build_loader(bench)
-    optimizer = build_optimizer(bench.method, config.train)
     scaler = torch.amp.GradScaler(bench.device.type, enabled=config.train.precision == "fp16")
     keeper = Keeper(folder, config, bench.method, optimizer, scaler)
 

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from opencon.config import AugmentConfig, EvaluationSet, Protocol, RunConfig, with_settings
-from opencon.data.augment import Augment, plain_view
+from opencon.config import EvaluationSet, Protocol, RunConfig, with_settings
+from opencon.data.augment import build_views, plain_view
 from opencon.data.benchmarks import Dataset, dataset_info, load_dataset
 from opencon.data.loader import TwoStreamLoader
 from opencon.data.split import Split, batch_shares, make_split
@@ -163,19 +163,7 @@ def assemble(config: RunConfig, dataset: Dataset, device: torch.device, *, split
 def build_loader(bench: Workbench) -> TwoStreamLoader:
     """Batches of labeled and unlabeled images, with two views of each, and those of `config.views`."""
     config = bench.config
-    full = config.augment.size or bench.images.shape[-1]
-
-    def made(kind: AugmentConfig) -> Augment:
-        augment = Augment(kind, image_size=kind.size or full, channels=bench.images.shape[1])
-        augment.kernels = config.train.kernels
-        if config.train.compile:
-            augment.plain = torch.compile(augment.plain)  # type: ignore[method-assign]
-        return augment
-
-    first = made(config.augment)
-    augments = [first, made(config.strong) if config.strong is not None else first]
-    for view in config.views:
-        augments += [made(view)] * view.count
+    augments, mixers = build_views(config, image_size=bench.images.shape[-1], channels=bench.images.shape[1])
     shares = (0, config.train.batch_size)
     if config.method.uses_labels:
         shares = batch_shares(bench.split, config.train.batch_size, config.train.labeled_share)
@@ -185,6 +173,7 @@ def build_loader(bench: Workbench) -> TwoStreamLoader:
         batch_shares=shares,
         augments=tuple(augments),
         seed=config.train.seed,
+        mixers=tuple(mixers),
     )
 
 

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from opencon.cluster.kmeans import kmeans
-from opencon.config import AugmentConfig, MethodConfig, ViewConfig
+from opencon.config import AugmentConfig, MethodConfig, ViewConfig, Views
 from opencon.encoders import Embedder
 from opencon.errors import require
 from opencon.losses.balance import sinkhorn
@@ -52,7 +52,7 @@ class ConcordConfig(MethodConfig):
     """Settings of Concord. Numbers without another source are ours."""
 
     name: ClassVar[str] = "concord"
-    more_views: ClassVar[bool] = True
+    views: ClassVar[Views] = Views(most=None, sizes=True)
 
     temperature: float = 0.1  # of predictions, SwAV
     epsilon: float = 0.05  # of targets, SwAV: smaller is surer

@@ -160,50 +160,22 @@ class OpenCon(Method[OpenConConfig]):
         if c.threshold_from == "labeled_set":
             self.epoch_threshold.copy_(self._threshold(epoch.features()))
 
+    # Where the paper and the released code differ, both forms stand in the piece of the step that they concern.
+
     def step(self, batch: Batch) -> StepOutput:
         """The weighted sum of L_n, L_l, L_u and the prior term."""
-        c, L, S = self.config, batch.num_labeled, self.task.num_seen
-        V, B = len(batch.views), len(batch.labels)
+        c, L, V, B = self.config, batch.num_labeled, len(batch.views), len(batch.labels)
         assert L > 0, "a batch without labeled images has no novelty threshold"
         z = self.embedder.embed_views(batch.views)  # (N, D)
         views = z.view(V, B, -1)
-
-        with torch.no_grad():  # pseudo-labels and novelty, by the prototypes before this step
-            decider = views[:1] if c.decide_on == "first_view" else views
-            cosine = decider @ self.prototypes.T  # (1 or V, B, C)
-            score = seen_score(cosine.flatten(0, 1), num_seen=S, form=c.seen_score).view(-1, B)
-            threshold = (
-                self.epoch_threshold
-                if c.threshold_from == "labeled_set"
-                else novelty_threshold(score[:, :L].flatten(), percentile=c.percentile)
-            )
-            pseudo = cosine.argmax(dim=2)  # (1 or V, B)
-            label = torch.where(batch.labels >= 0, batch.labels, pseudo)  # (1 or V, B)
-            novel = (score < threshold)[:, L:].expand(V, -1)  # (V, B - L)
-
+        label, novel = self._decide(views.detach(), batch)  # (V, B), (V, B - L)
         z_l, z_u = views[:, :L].flatten(0, 1), views[:, L:].flatten(0, 1)  # (V L, D), (V (B - L), D)
-        everyone = torch.ones(V, B, dtype=torch.bool, device=z.device)
-        image = torch.arange(B, device=z.device).expand(V, B)
-        label = label.expand(V, B)
 
-        loss_n = contrast_within(
-            z_u,
-            novel.flatten(),
-            label[:, L:].flatten(),
-            temperature=c.temperature_novel,
-            reduction=c.novel_reduction,
-        )
-        if c.labeled_loss == "labeled":
-            who = everyone[:, :L].flatten(), label[:, :L].flatten()
-            loss_l = contrast_within(z_l, *who, temperature=c.temperature_labeled)
-        else:
-            member = torch.cat([everyone[:, :L], ~novel], dim=1)  # (V, B): D_l and D_u \ D_n
-            loss_l = contrast_within(z, member.flatten(), label.flatten(), temperature=c.temperature_labeled)
-        who = everyone[:, L:].flatten(), image[:, L:].flatten()
-        loss_u = contrast_within(z_u, *who, temperature=c.temperature_unlabeled)
-
-        first = views[0, L:] if c.prior_over == "unlabeled" else views[0]
-        loss_prior = kl_to_prior(LOGIT_SCALE * first @ self.prototypes.T, self.prior)
+        loss_n = self._novel_loss(z_u, label[:, L:], novel)
+        labels_alone = c.labeled_loss == "labeled"
+        loss_l = self._labeled_loss(z_l, label[:, :L]) if labels_alone else self._known_loss(z, label, novel)
+        loss_u = self._unlabeled_loss(z_u, V)
+        loss_prior = self._prior_loss(views[0], L)
 
         loss = (
             self.novel_weight * loss_n
@@ -216,6 +188,52 @@ class OpenCon(Method[OpenConConfig]):
         return StepOutput(loss, logs, carry=self._movers(views.detach(), batch, novel))
 
     @torch.no_grad()
+    def _decide(self, views: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+        """By the prototypes before this step: a class for every row (V, B), and which unlabeled rows (V, B - L) are novel.
+
+        The class is the label, or else a guess. Released: an image's first view decides for all of them. Paper: each view
+        decides for itself.
+        """
+        c, L, V = self.config, batch.num_labeled, len(views)
+        deciders = views[:1] if c.decide_on == "first_view" else views
+        cosine = deciders @ self.prototypes.T  # (1 or V, B, C)
+        score = seen_score(cosine.flatten(0, 1), num_seen=self.task.num_seen, form=c.seen_score).view(len(deciders), -1)
+        if c.threshold_from == "batch":  # released
+            threshold = novelty_threshold(score[:, :L].flatten(), percentile=c.percentile)
+        else:  # paper
+            threshold = self.epoch_threshold
+        label = torch.where(batch.labels >= 0, batch.labels, cosine.argmax(dim=2))  # (1 or V, B)
+        return label.expand(V, -1), (score < threshold)[:, L:].expand(V, -1)
+
+    def _novel_loss(self, z_u: Tensor, label: Tensor, novel: Tensor) -> Tensor:
+        """L_n: contrast within the unlabeled rows that count as novel, by their guessed classes."""
+        c, who = self.config, (novel.flatten(), label.flatten())
+        return contrast_within(z_u, *who, temperature=c.temperature_novel, reduction=c.novel_reduction)
+
+    def _labeled_loss(self, z_l: Tensor, label: Tensor) -> Tensor:
+        """L_l: contrast within the labeled rows, by their labels."""
+        everyone = torch.ones_like(label, dtype=torch.bool).flatten()
+        return contrast_within(z_l, everyone, label.flatten(), temperature=self.config.temperature_labeled)
+
+    def _known_loss(self, z: Tensor, label: Tensor, novel: Tensor) -> Tensor:
+        """L_known: as L_l, with the unlabeled rows that do not count as novel."""
+        labeled = novel.new_ones(len(novel), label.shape[1] - novel.shape[1])
+        known = torch.cat([labeled, ~novel], dim=1)  # (V, B): D_l and D_u \ D_n
+        return contrast_within(z, known.flatten(), label.flatten(), temperature=self.config.temperature_labeled)
+
+    def _unlabeled_loss(self, z_u: Tensor, num_views: int) -> Tensor:
+        """L_u: contrast within all unlabeled rows, in which only views of one image belong together."""
+        everyone = torch.ones(len(z_u), dtype=torch.bool, device=z_u.device)
+        image = torch.arange(len(z_u) // num_views, device=z_u.device).repeat(num_views)
+        return contrast_within(z_u, everyone, image, temperature=self.config.temperature_unlabeled)
+
+    def _prior_loss(self, first: Tensor, num_labeled: int) -> Tensor:
+        """KL of the mean prediction to the expected shares: of the first views of the unlabeled, or of all (paper)."""
+        if self.config.prior_over == "unlabeled":  # released
+            first = first[num_labeled:]
+        return kl_to_prior(LOGIT_SCALE * first @ self.prototypes.T, self.prior)
+
+    @torch.no_grad()
     def _movers(self, views: Tensor, batch: Batch, novel: Tensor) -> tuple[Tensor, Tensor]:
         """The rows (n, D) that move prototypes, in their order, and the class (n,) whose prototype each moves, -1 for none.
 
@@ -223,13 +241,13 @@ class OpenCon(Method[OpenConConfig]):
         novel by pseudo-labels), so batch order is a random order.
         """
         c, L, S = self.config, batch.num_labeled, self.task.num_seen
-        if c.update_views == "first":
+        if c.update_views == "first":  # released; paper: all
             views, novel = views[:1], novel[:1]
         cosine = views[:, L:] @ self.prototypes.T  # (v, B - L, C)
-        if c.prototype_members == "novel_argmax":
+        if c.prototype_members == "novel_argmax":  # released: those nearest to a novel prototype
             nearest = cosine.argmax(dim=2)
             target = torch.where(nearest >= S, nearest, -1)
-        else:
+        else:  # paper: D_n, each with its nearest novel prototype
             target = torch.where(novel, cosine[:, :, S:].argmax(dim=2) + S, -1)
         labels = torch.cat([batch.labels[:L].expand(len(views), -1), target], dim=1)  # (v, B)
         return views.flatten(0, 1), labels.flatten()

@@ -1,67 +1,185 @@
-"""The optimizer and its schedule."""
+"""The optimizer, which parameters it treats in their own way, and the learning rate.
+
+Rates are tensors on the device of the parameters, one for each group: they change in place, where a recorded step reads
+them. Each group keeps its ratio to the schedule, so that nothing overwrites a rate that somebody set.
+"""
 
 from __future__ import annotations
 
+import fnmatch
 import math
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from opencon.config import TrainConfig
+from opencon.config import GroupConfig, TrainConfig
 from opencon.errors import ConfigError
+from opencon.registry import Registry
+from opencon.training.lars import LARS
+
+Groups = list[dict[str, Any]]  # each: params, lr (a scalar tensor), weight_decay, and what is ours
+
+# --- optimizers -------------------------------------------------------------------------------------------------------
 
 
-def build_optimizer(module: nn.Module, config: TrainConfig) -> torch.optim.SGD:
-    """SGD over the parameters that learn; weight decay on all of them, as in the released code."""
-    learning = [p for p in module.parameters() if p.requires_grad]
+@dataclass(frozen=True)
+class OptimizerEntry:
+    """An optimizer by name."""
+
+    build: Callable[[Groups, TrainConfig], torch.optim.Optimizer]
+    paper: str
+    captures: bool = True  # whether its step reads nothing back to the host, so that a GPU can record it
+
+
+def _sgd(groups: Groups, config: TrainConfig) -> torch.optim.Optimizer:
+    # On a GPU one fused kernel updates everything.
+    fused = groups[0]["lr"].is_cuda or None
+    return torch.optim.SGD(groups, momentum=config.momentum, nesterov=config.nesterov, fused=fused)
+
+
+def _adamw(groups: Groups, config: TrainConfig) -> torch.optim.Optimizer:
+    on_gpu = groups[0]["lr"].is_cuda
+    return torch.optim.AdamW(groups, betas=config.betas, fused=on_gpu or None, capturable=on_gpu)
+
+
+def _lars(groups: Groups, config: TrainConfig) -> torch.optim.Optimizer:
+    lr, decay = groups[0]["lr"], config.weight_decay
+    return LARS(groups, lr=lr, momentum=config.momentum, weight_decay=decay, trust=config.trust)
+
+
+OPTIMIZERS: Registry[OptimizerEntry] = Registry("optimizer")
+OPTIMIZERS.add("adamw", OptimizerEntry(_adamw, "arXiv:1711.05101"))
+OPTIMIZERS.add("lars", OptimizerEntry(_lars, "arXiv:1708.03888"))
+OPTIMIZERS.add("sgd", OptimizerEntry(_sgd, "doi:10.1214/aoms/1177729586"))
+
+
+def build_optimizer(module: nn.Module, config: TrainConfig) -> torch.optim.Optimizer:
+    """The optimizer that the settings name, over the parameters that learn.
+
+    Without rules (`train.groups`) all of them decay alike, as in the released code.
+    """
+    return OPTIMIZERS[config.optimizer].build(parameter_groups(module, config), config)
+
+
+# --- groups -----------------------------------------------------------------------------------------------------------
+
+NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm)
+
+
+def parameter_groups(module: nn.Module, config: TrainConfig) -> Groups:
+    """The parameters that learn, in the order of the module; those of one rate and one decay are a group."""
+    learning = {name: p for name, p in module.named_parameters() if p.requires_grad}
     if not learning:
         raise ConfigError("nothing learns: every parameter is frozen. Set encoder.train_from to a stage or to 'all'.")
-    on_gpu = learning[0].is_cuda
-    # On a GPU one fused kernel updates everything and reads its rate from the device.
-    lr = torch.tensor(config.lr, device=learning[0].device) if on_gpu else config.lr
-    return torch.optim.SGD(
-        learning,
-        lr=lr,
-        momentum=config.momentum,
-        weight_decay=config.weight_decay,
-        nesterov=config.nesterov,
-        fused=on_gpu or None,
-    )
+    chosen = [(rule, _fitting(rule, module, learning)) for rule in config.groups]
+    groups: dict[tuple[float, float], dict[str, Any]] = {}
+    for name, p in learning.items():
+        lr, decay = config.lr, config.weight_decay
+        for rule, names in chosen:
+            if name in names:
+                lr = lr if rule.lr is None else rule.lr
+                decay = decay if rule.weight_decay is None else rule.weight_decay
+        rate = torch.tensor(lr, device=p.device)
+        fresh = {"params": [], "lr": rate, "weight_decay": decay, "lr_ratio": lr / config.lr}
+        groups.setdefault((lr, decay), fresh)["params"].append(p)
+    return list(groups.values())
 
 
-def learning_rate(config: TrainConfig, epoch: int) -> float:
-    """The learning rate of an epoch: a function of its index, so that resuming needs no scheduler state.
+def _fitting(rule: GroupConfig, module: nn.Module, learning: dict[str, nn.Parameter]) -> set[str]:
+    """Names of the learning parameters that a rule fits; a word that fits none is an error."""
+    of_norms = {
+        f"{at}.{name}" if at else name
+        for at, part in module.named_modules()
+        if isinstance(part, NORMS)
+        for name, _ in part.named_parameters(recurse=False)
+    }
+    found: set[str] = set()
+    for word in rule.match:
+        if word == "norms":
+            names = of_norms & set(learning)
+        elif word == "biases":
+            names = {name for name in learning if name.rpartition(".")[2] == "bias"}
+        elif word == "head":
+            names = {name for name in learning if not name.startswith("embedder.encoder.")}
+        else:
+            names = set(fnmatch.filter(learning, word))
+        if not names:
+            few = ", ".join(list(learning)[:3])
+            raise ConfigError(
+                f"train.groups: {word!r} fits no parameter that learns. Known: norms, biases, head, and names with "
+                f"wildcards, such as {few}."
+            )
+        found |= names
+    return found
 
-    step: divided by ten at every milestone. cosine: half a cosine from lr to lr_end over all epochs. Either is multiplied by
-    (epoch + 1) / warmup_epochs during warm-up.
+
+# --- the rate ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ScheduleEntry:
+    """A schedule by name: the rate after some epochs, which may be a fraction."""
+
+    rate: Callable[[TrainConfig, float], float]
+    what: str
+
+
+def _step(config: TrainConfig, epoch: float) -> float:
+    return float(config.lr * 0.1 ** sum(epoch >= m for m in config.milestones))
+
+
+def _cosine(config: TrainConfig, epoch: float) -> float:
+    return config.lr_end + (config.lr - config.lr_end) * 0.5 * (1 + math.cos(math.pi * epoch / config.epochs))
+
+
+SCHEDULES: Registry[ScheduleEntry] = Registry("schedule")
+SCHEDULES.add("constant", ScheduleEntry(lambda config, epoch: config.lr, "train.lr throughout"))
+SCHEDULES.add("cosine", ScheduleEntry(_cosine, "half a cosine from train.lr to train.lr_end"))
+SCHEDULES.add("step", ScheduleEntry(_step, "divided by ten at each of train.milestones"))
+
+
+def learning_rate(config: TrainConfig, epoch: int, step: int = 0, num_steps: int = 1) -> float:
+    """The rate of a step of an epoch: a function of these numbers, so that resuming needs no scheduler state.
+
+    With `train.per_step` it is the schedule's at the fraction of epochs that are done; otherwise the epoch's. During warm-up
+    it is multiplied by (epoch + 1) / warmup_epochs; with `per_step` by the same ratio counted in steps.
     """
-    lr = config.lr
-    if config.schedule == "step":
-        lr *= 0.1 ** sum(epoch >= m for m in config.milestones)
-    elif config.schedule == "cosine":
-        lr = config.lr_end + (lr - config.lr_end) * 0.5 * (1 + math.cos(math.pi * epoch / config.epochs))
-    if epoch < config.warmup_epochs:
-        lr *= (epoch + 1) / config.warmup_epochs
-    return lr
+    done = epoch + step / num_steps if config.per_step else float(epoch)
+    lr = SCHEDULES[config.schedule].rate(config, done)
+    ahead = done + (1 / num_steps if config.per_step else 1)
+    return lr * min(1.0, ahead / config.warmup_epochs) if config.warmup_epochs else lr
+
+
+def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float | Tensor) -> None:
+    """Set the rate of the schedule; each group has it times its own ratio. Rates change in place."""
+    for group in optimizer.param_groups:
+        rate = lr if group["lr_ratio"] == 1.0 else lr * group["lr_ratio"]
+        group["lr"].copy_(rate) if isinstance(rate, Tensor) else group["lr"].fill_(rate)
+
+
+def adopt(optimizer: torch.optim.Optimizer, config: TrainConfig) -> list[nn.Parameter]:
+    """Make the rates of an optimizer from elsewhere such as ours: tensors that keep their ratio to `train.lr`.
+
+    Returns the parameters that it moves.
+    """
+    for group in optimizer.param_groups:
+        if "lr_ratio" not in group:
+            group["lr_ratio"] = float(group["lr"]) / config.lr
+            group["lr"] = torch.tensor(float(group["lr"]), device=group["params"][0].device)
+    return [p for group in optimizer.param_groups for p in group["params"]]
 
 
 def restore(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-    """Load what the optimizer has gathered (momentum), and keep its own rates and switches.
+    """Load what the optimizer has gathered (momentum, say), and keep its own rates and switches.
 
     Those belong to the configuration and to this machine: a saved rate would come back as a tensor on the CPU, which a
     recorded step reads once and never again.
     """
     own = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
-    optimizer.load_state_dict(state)
+    saved = [{**settings, "params": g["params"]} for settings, g in zip(own, state["param_groups"], strict=True)]
+    optimizer.load_state_dict({**state, "param_groups": saved})  # the switches say where counters are kept
     for group, settings in zip(optimizer.param_groups, own, strict=True):
         group.update(settings)
-
-
-def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
-    """Set the rate of all parameters. A rate on the device changes in place, where a recorded step reads it."""
-    for group in optimizer.param_groups:
-        if isinstance(group["lr"], torch.Tensor):
-            group["lr"].fill_(lr)
-        else:
-            group["lr"] = lr

@@ -3,6 +3,7 @@
     config.json        the RunConfig, written once all is prepared and before anything is trained
     split.json         which images are labeled
     environment.json   versions, hardware, command
+    plugins.json       files and packages of somebody's own that it needs, if any
     metrics.jsonl      one line an epoch
     checkpoint.pt      method, optimizer and the number of finished epochs
     encoder.safetensors, result.json   once finished
@@ -27,13 +28,14 @@ from numpy.typing import NDArray
 from safetensors.torch import save_file
 from torch import Tensor
 
-from opencon.config import differences
+from opencon.config import differences, with_defaults
 from opencon.errors import ConfigError, RunError
 from opencon.files import ASSIGNMENTS as ASSIGNMENTS
 from opencon.files import DISCOVERY as DISCOVERY
 from opencon.files import EMBEDDINGS as EMBEDDINGS
 from opencon.files import FEATURES as FEATURES
 from opencon.files import write_whole
+from opencon.plugins import recall
 
 # Settings that may change when a run is resumed: where files lie, how they are read, how often the run logs and saves.
 HARMLESS = {"data.root", "data.memory_gb", "encoder.weights", "train.log_every", "train.save_seconds", "eval.every"}
@@ -79,10 +81,11 @@ class RunFolder:
 
     @classmethod
     def open_for_reading(cls, path: Path) -> RunFolder:
-        """A folder that holds a run."""
+        """A folder that holds a run. The plugins that it needs are imported again."""
         if not (path / "config.json").is_file():
             raise RunError(f"{path} holds no run (no config.json). Give the folder that `opencon train --out` wrote.")
         _refuse_discovery(path)
+        recall(path)
         return cls(path)
 
     @contextlib.contextmanager
@@ -200,7 +203,7 @@ def _refuse_discovery(path: Path) -> None:
 
 def _changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
     """The settings that differ and would make it another run."""
-    old, new = ({"views": [], **config} for config in (old, new))  # a run from before there were further views has none
+    old, new = with_defaults(old), with_defaults(new)  # a run from before a setting existed has its default
     return {key: both for key, both in differences(old, new).items() if key not in HARMLESS}
 
 

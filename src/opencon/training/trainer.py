@@ -7,13 +7,13 @@ from contextlib import closing
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from opencon.config import TrainConfig
 from opencon.data.loader import Draws, TwoStreamLoader, tree_map
 from opencon.errors import DivergedError
 from opencon.methods.base import Epoch, FeatureBank, Method
-from opencon.training.optimizer import learning_rate, set_learning_rate
+from opencon.training.optimizer import OPTIMIZERS, adopt, learning_rate, set_learning_rate
 
 OnStep = Callable[[int, int], None]  # (epoch, finished steps)
 OnEpoch = Callable[[int, dict[str, float]], None]  # (epoch, mean of each logged term)
@@ -32,16 +32,16 @@ def fit(
     on_epoch: OnEpoch = lambda epoch, means: None,
 ) -> None:
     """Train `method` in place, from `first_epoch` to the end. Everything slow or optional happens in the callbacks."""
-    step = TrainStep(method, optimizer, loader, scaler, compiled=config.compile)
-    # A gradient scaler decides on the host whether to step; nothing else does.
-    captured = config.capture and step.device.type == "cuda" and method.reads_nothing and not scaler.is_enabled()
+    step = TrainStep(method, optimizer, loader, scaler, config)
+    # A gradient scaler decides on the host whether to step; nothing else of ours does.
+    reads_nothing = method.reads_nothing and OPTIMIZERS[config.optimizer].captures and not scaler.is_enabled()
+    captured = config.capture and step.device.type == "cuda" and reads_nothing
     advance: Callable[[], None] = Captured(step) if captured else step
     for epoch in range(first_epoch, config.epochs):
-        set_learning_rate(optimizer, learning_rate(config, epoch))
         method.train()
         method.before_epoch(Epoch(epoch, config.epochs, features))
         draws = loader.draw(epoch)
-        step.start_epoch(draws)
+        step.start_epoch(epoch, draws)
         with closing(loader.feed(draws)) as feed:
             for index in feed:
                 advance()
@@ -65,19 +65,24 @@ class TrainStep:
         optimizer: torch.optim.Optimizer,
         loader: TwoStreamLoader,
         scaler: torch.amp.GradScaler,
-        *,
-        compiled: bool,
+        config: TrainConfig,
     ) -> None:
         self.method, self.optimizer, self.loader, self.scaler = method, optimizer, loader, scaler
-        self.loss_of = torch.compile(method.step) if compiled else method.step
+        self.config, self.learning = config, adopt(optimizer, config)
+        self.loss_of = torch.compile(method.step) if config.compile else method.step
         self.device = loader.images.device
         self.index = torch.zeros(1, dtype=torch.long, device=self.device)  # of this step in its epoch
         self.draws: Draws | None = None
+        self.rates = torch.zeros(len(loader), device=self.device)  # (T,) of the epoch's steps, with train.per_step
         self.names: list[str] = []
         self.total = self.first_bad = torch.empty(0)  # (terms,) sums; first step at which a term was not finite, or -1
 
-    def start_epoch(self, draws: Draws) -> None:
-        """Take the random numbers of an epoch into fixed tensors, and reset the counts and sums."""
+    def start_epoch(self, epoch: int, draws: Draws) -> None:
+        """Take the rates and the random numbers of an epoch into fixed tensors, and reset the counts and sums."""
+        set_learning_rate(self.optimizer, learning_rate(self.config, epoch))
+        if self.config.per_step:
+            steps = range(len(self.rates))
+            self.rates.copy_(torch.tensor([learning_rate(self.config, epoch, i, len(steps)) for i in steps]))
         if self.draws is None:
             self.draws = draws
         else:
@@ -88,11 +93,16 @@ class TrainStep:
         self.first_bad.fill_(-1.0)
 
     def __call__(self) -> None:
-        """Batch, loss, backward, optimizer, after_step, log."""
+        """Batch, loss, backward, rate, optimizer, after_step, log."""
         assert self.draws is not None
         out = self.loss_of(self.loader.batch(self.draws, self.index))
         self.optimizer.zero_grad(set_to_none=True)
         self.scaler.scale(out.loss).backward()  # type: ignore[no-untyped-call, unused-ignore]
+        if self.config.per_step:
+            set_learning_rate(self.optimizer, self.rates.index_select(0, self.index)[0])
+        if self.config.clip is not None:
+            self.scaler.unscale_(self.optimizer)
+            nn.utils.clip_grad_norm_(self.learning, self.config.clip)
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.method.after_step(*out.carry)

@@ -43,7 +43,11 @@ function setMode(next) {
 
 // The photos of the view stand out; null: all do.
 export function setCurrent(photos) {
-  current = photos ? new Set(photos) : null;
+  current = null;
+  if (photos) {
+    current = new Uint8Array(store.photos);
+    for (const photo of photos) current[photo] = 1;
+  }
   drawMap();
 }
 
@@ -105,14 +109,16 @@ function paint() {
   const size = scale(), time = from ? Math.min(1, (start - began) / GLIDE) : 1;
   pixels.fill(0);
   const radius = store.photos > 20000 ? 1 : store.photos > 3000 ? 1.5 * ratio : 2.2 * ratio;
-  const { place, photos } = store;
+  const { place, photos } = store, { faint, hues } = colors, disk = diskOf(radius);
+  const chosen = new Uint8Array(photos);
+  for (const i of selected) chosen[i] = 1;
   // Three passes, so that what matters lies on top: the rest, the view, the selection.
-  for (let i = 0; i < photos; i++) if (current !== null && !current.has(i) && !selected.has(i)) dot(i, size, time, radius, colors.faint);
+  if (current !== null) for (let i = 0; i < photos; i++) if (!current[i] && !chosen[i]) dot(i, size, time, disk, faint);
   for (let i = 0; i < photos; i++) {
-    if (selected.has(i) || (current !== null && !current.has(i))) continue;
-    dot(i, size, time, radius, place[i] < 0 ? colors.faint : colors.hues[place[i] % colors.hues.length]);
+    if (!chosen[i] && (current === null || current[i])) dot(i, size, time, disk, place[i] < 0 ? faint : hues[place[i] % hues.length]);
   }
-  for (const i of selected) dot(i, size, time, radius + 1.5 * ratio, colors.selected);
+  const large = diskOf(radius + 1.5 * ratio);
+  for (const i of selected) dot(i, size, time, large, colors.selected);
   plane.getContext("2d").putImageData(frame, 0, 0);
   timing.frames++;
   timing.milliseconds += performance.now() - start;
@@ -120,23 +126,31 @@ function paint() {
   else from = null;
 }
 
-function dot(photo, size, time, radius, color) {
+// The pixels of a disk as steps from its middle, in the buffer and in both directions.
+function diskOf(radius) {
+  const r = Math.ceil(radius), limit = radius * radius + 0.25, steps = [], xs = [], ys = [];
+  for (let dy = -r; dy <= r; dy++) for (let dx = -r; dx <= r; dx++) {
+    if (dx * dx + dy * dy <= limit) { steps.push(dy * width + dx); xs.push(dx); ys.push(dy); }
+  }
+  return { r, steps, xs, ys };
+}
+
+function dot(photo, size, time, disk, color) {
   let x, y;
   if (time < 1) [x, y] = position(photo, size, time);
   else {
     x = (store.map[2 * photo] - 0.5) * size + width / 2 + offsetX;
     y = (store.map[2 * photo + 1] - 0.5) * size + height / 2 + offsetY;
   }
-  const r = Math.ceil(radius), limit = radius * radius + 0.25;
-  const left = Math.round(x), top = Math.round(y);
+  const { r, steps, xs, ys } = disk, left = Math.round(x), top = Math.round(y), middle = top * width + left;
   if (left < -r || top < -r || left >= width + r || top >= height + r) return;
-  for (let dy = -r; dy <= r; dy++) {
-    const row = top + dy;
-    if (row < 0 || row >= height) continue;
-    for (let dx = -r; dx <= r; dx++) {
-      const at = left + dx;
-      if (at >= 0 && at < width && dx * dx + dy * dy <= limit) pixels[row * width + at] = color;
-    }
+  if (left >= r && top >= r && left < width - r && top < height - r) {
+    for (let k = 0; k < steps.length; k++) pixels[middle + steps[k]] = color;
+    return;
+  }
+  for (let k = 0; k < steps.length; k++) {
+    const column = left + xs[k], row = top + ys[k];
+    if (column >= 0 && row >= 0 && column < width && row < height) pixels[middle + steps[k]] = color;
   }
 }
 

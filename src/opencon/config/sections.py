@@ -1,24 +1,11 @@
-"""The settings of a run: frozen dataclasses that check themselves.
-
-A run is described once, by a `RunConfig`, and never changed afterwards. It is built by a recipe (a Python function), read
-from TOML or JSON with `from_dict`, adjusted with `--set a.b=c` through `with_settings`, and written with `to_dict`.
-An unknown key, a value of the wrong type or one out of range is a `ConfigError` that names the key.
-"""
+"""The sections of a run's settings: frozen dataclasses that check themselves. A value out of range is a `ConfigError`."""
 
 from __future__ import annotations
 
-import dataclasses
-import json
-import types
-import typing
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, TypeVar, Union
+from typing import ClassVar, Literal
 
-from opencon.errors import ConfigError, require
-from opencon.registry import did_you_mean
-
-C = TypeVar("C")
+from opencon.errors import require
 
 Protocol = Literal["orca", "gcd"]
 EvaluationSet = Literal["unlabeled", "test"]
@@ -72,6 +59,7 @@ class AugmentConfig:
 
     section: ClassVar[str] = "augment"  # in messages
 
+    name: str = "standard"  # who makes the view: `opencon list views`; the settings below are those of "standard"
     size: int | None = None  # side of a view in pixels; None: as the images are stored
     crop_scale: tuple[float, float] | None = (0.2, 1.0)  # share of the area a random resized crop keeps; None: no crop
     crop_ratio: tuple[float, float] = (3 / 4, 4 / 3)  # its width over height, log-uniform (torchvision's default)
@@ -84,10 +72,16 @@ class AugmentConfig:
     rotate: float = 0.0  # degrees, uniform in +-rotate
     shift: float = 0.0  # share of the side, uniform in +-shift, each axis
     zoom: tuple[float, float] = (1.0, 1.0)  # scale of rotate/shift warps, uniform
+    rand_ops: int = 0  # N of RandAugment (arXiv:1909.13719): operations in a row, each drawn from fourteen
+    rand_magnitude: float = 9.0  # M, of at most 30; 9 is the paper's for ResNet-50
+    # Images of a batch mixed in pairs, for methods that can learn from such images; 0: never.
+    mixup: float = 0.0  # a of the share's Beta(a, a) (arXiv:1710.09412)
+    cutmix: float = 0.0  # likewise, where a box is replaced (arXiv:1905.04899); with both, either is as likely
+    mix_p: float = 1.0  # of an image to be mixed
 
     def __post_init__(self) -> None:
         at = self.section
-        for name in ("flip_p", "jitter_p", "gray_p", "blur_p"):
+        for name in ("flip_p", "jitter_p", "gray_p", "blur_p", "mix_p"):
             p = getattr(self, name)
             require(0.0 <= p <= 1.0, f"{at}.{name} = {p} must lie between 0 and 1.")
         require(self.size is None or self.size >= 8, f"{at}.size = {self.size} must be at least 8 pixels.")
@@ -102,6 +96,17 @@ class AugmentConfig:
         )
         require(0.0 <= self.rotate <= 180.0, f"{at}.rotate = {self.rotate} must lie between 0 and 180 degrees.")
         require(0.0 <= self.shift < 1.0, f"{at}.shift = {self.shift} must lie in [0, 1).")
+        require(self.rand_ops >= 0, f"{at}.rand_ops = {self.rand_ops} must not be negative.")
+        m = self.rand_magnitude
+        require(0.0 <= m <= 30.0, f"{at}.rand_magnitude = {m} must lie between 0 and 30.")
+        for name in ("mixup", "cutmix"):
+            a = getattr(self, name)
+            require(a == 0 or 0.05 <= a < float("inf"), f"{at}.{name} = {a} must be 0 (off) or at least 0.05.")
+
+    @property
+    def mixes(self) -> bool:
+        """Whether images of a batch are mixed with each other."""
+        return (self.mixup > 0 or self.cutmix > 0) and self.mix_p > 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,6 +145,16 @@ class EncoderConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Views:
+    """What a method can do with the views of an image; a run that gives it others is refused."""
+
+    least: int = 2  # views, the two full ones among them
+    most: int | None = 2  # None: any number
+    sizes: bool = False  # whether further views may have another size than the first two
+    mixed: bool = False  # whether it reads `Batch.mixes`, so that images may be mixed with each other
+
+
+@dataclass(frozen=True, kw_only=True)
 class MethodConfig:
     """Base of every method's settings; the class variable says which method."""
 
@@ -147,7 +162,27 @@ class MethodConfig:
     uses_labels: ClassVar[bool] = True  # False: every image is treated as unlabeled (pre-training)
     projects: ClassVar[bool] = True  # False: no projection head, the encoder's features are the embedding
     trains: ClassVar[bool] = True  # False: it has no step, and its runs have no epoch
-    more_views: ClassVar[bool] = False  # True: it can use views beyond the first two, of other sizes, too
+    views: ClassVar[Views] = Views()  # what it can do with views
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupConfig:
+    """A rule for some parameters. Of several rules that fit a parameter, the last one that sets a value counts."""
+
+    # "norms", "biases", "head" (all above the encoder), or names with wildcards, such as "embedder.encoder.layer4.*"
+    match: tuple[str, ...]
+    lr: float | None = None  # where the schedule starts for them; None: train.lr
+    weight_decay: float | None = None  # None: train.weight_decay
+
+    def __post_init__(self) -> None:
+        require(len(self.match) > 0, "train.groups.match = () fits no parameter. Give norms, biases, head or a name.")
+        for name in ("lr", "weight_decay"):
+            value = getattr(self, name)
+            require(value is None or value >= 0, f"train.groups.{name} = {value} must not be negative.")
+        require(
+            self.lr is not None or self.weight_decay is not None,
+            f"train.groups: the rule for {', '.join(self.match)} changes nothing. Give it lr or weight_decay.",
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,14 +192,20 @@ class TrainConfig:
     epochs: int  # one epoch: one pass over the labeled images
     batch_size: int = 512  # labeled and unlabeled images together
     labeled_share: float | None = None  # of a batch; None: in proportion, as many as there are labeled images
+    optimizer: str = "sgd"  # or adamw, lars, or one of your own: `opencon list optimizers`
     lr: float = 0.02
     lr_end: float = 0.0  # where a cosine schedule ends
-    momentum: float = 0.9
-    nesterov: bool = False
+    momentum: float = 0.9  # of sgd and lars
+    nesterov: bool = False  # of sgd
+    betas: tuple[float, float] = (0.9, 0.999)  # of adamw; the defaults of its paper, arXiv:1711.05101
+    trust: float = 0.001  # of lars: its eta, arXiv:1708.03888
     weight_decay: float = 5e-4
-    schedule: Literal["step", "cosine", "constant"] = "step"
+    groups: tuple[GroupConfig, ...] = ()  # parameters with a rate or a decay of their own
+    clip: float | None = None  # greatest norm of the gradient of all parameters; None: any
+    schedule: str = "step"  # or cosine, constant, or one of your own: `opencon list schedules`
     milestones: tuple[int, ...] = ()  # epochs at which a step schedule divides by ten
-    warmup_epochs: int = 0
+    warmup_epochs: float = 0  # over which the rate climbs to where the schedule is
+    per_step: bool = False  # the rate moves with every step; otherwise with every epoch
     precision: Precision = "fp32"  # of the encoder; losses are float32. A CPU without bfloat16 takes fp32 for bf16
     compile: bool = False  # torch.compile for encoder, losses, and views that have no kernel
     capture: bool = True  # on a GPU: record the step once as a CUDA graph and replay it
@@ -181,6 +222,15 @@ class TrainConfig:
         require(self.lr > 0, f"train.lr = {self.lr} must be above zero.")
         require(self.lr_end <= self.lr, f"train.lr_end = {self.lr_end} must not be above train.lr = {self.lr}.")
         require(self.momentum < 1, f"train.momentum = {self.momentum} must be below 1.")
+        require(
+            all(0 <= beta < 1 for beta in self.betas), f"train.betas = {self.betas} must lie in [0, 1), both of them."
+        )
+        require(self.trust > 0, f"train.trust = {self.trust} must be above zero.")
+        require(self.clip is None or self.clip > 0, f"train.clip = {self.clip} must be above zero, or none: no limit.")
+        require(
+            self.per_step or float(self.warmup_epochs).is_integer(),
+            f"train.warmup_epochs = {self.warmup_epochs}: a part of an epoch needs train.per_step=true.",
+        )
         require(
             self.momentum > 0 or not self.nesterov,
             "train.nesterov needs train.momentum above zero: it looks ahead along the momentum.",
@@ -229,141 +279,33 @@ class RunConfig:
     eval: EvalConfig = field(default_factory=EvalConfig)
 
     def __post_init__(self) -> None:
-        require(
-            not self.views or self.method.more_views,
-            f"{self.method.name} uses two views of an image and can do nothing with more. Leave views out (views=[]).",
-        )
+        self._check_views()
         first, second = self.augment.size, self.strong.size if self.strong is not None else self.augment.size
         require(first == second, f"strong.size = {second} must be augment.size = {first}: both views are of one size.")
 
-
-# --- plain data in and out --------------------------------------------------------------------------------------------
-
-
-def to_dict(config: Any) -> dict[str, Any]:
-    """Nested plain data, ready for JSON; a method's settings carry its name."""
-    out: dict[str, Any] = {"name": config.name} if isinstance(config, MethodConfig) else {}
-    for f in dataclasses.fields(config):
-        value = getattr(config, f.name)
-        if dataclasses.is_dataclass(value):
-            value = to_dict(value)
-        elif isinstance(value, tuple):
-            value = [to_dict(inner) if dataclasses.is_dataclass(inner) else inner for inner in value]
-        out[f.name] = value
-    return out
-
-
-def from_dict(cls: type[C], data: Mapping[str, Any], *, method: type[MethodConfig] | None = None, at: str = "") -> C:
-    """Build a config from plain data, refusing unknown keys and wrong types.
-
-    `method` is the settings class for the key "method", whose own "name" entry is only checked for agreement.
-    """
-    hints = typing.get_type_hints(cls)
-    known = {f.name: f for f in dataclasses.fields(cls) if f.init}  # type: ignore[arg-type]
-    data = dict(data)
-    if issubclass(cls, MethodConfig):
-        name = data.pop("name", cls.name)
+    def _check_views(self) -> None:
+        """Refuse views that the method can do nothing with."""
+        name, can, count = self.method.name, self.method.views, 2 + sum(view.count for view in self.views)
         require(
-            name == cls.name,
-            f"{at}name = {name!r} does not belong to the settings of {cls.name!r}. Every method has recipes of its own: "
-            f"METHOD/DATASET.",
+            can.most is None or count <= can.most,
+            f"{name} uses {_in_words(can.most)} views of an image and can do nothing with more. "
+            + ("Leave views out (views=[])." if can.most == 2 else f"There are {count}: lower views.count."),
         )
-    values: dict[str, Any] = {}
-    for key, value in data.items():
         require(
-            key in known,
-            f"unknown setting {at + key!r}.{did_you_mean(key, known)} Known here: {', '.join(sorted(known))}.",
+            count >= can.least,
+            f"{name} needs at least {_in_words(can.least)} views of an image, and there are {count}. Add some to views.",
         )
-        hint = method if key == "method" and method is not None else hints[key]
-        values[key] = _convert(value, hint, at + key)
-    missing = [
-        at + name
-        for name, f in known.items()
-        if name not in values and f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
-    ]
-    require(not missing, f"missing setting: {', '.join(missing)}.")
-    return cls(**values)
+        other = [view.size for view in self.views if view.size not in (None, self.augment.size)]
+        require(
+            can.sizes or not other,
+            f"{name} takes views of one size, and views.size = {other[:1]} is another. Leave views.size out.",
+        )
+        mixed = [part.section for part in (self.augment, self.strong, *self.views) if part is not None and part.mixes]
+        require(
+            can.mixed or not mixed,
+            f"{name} cannot learn from images that are mixed with each other. Set {'/'.join(mixed)}: mixup and cutmix to 0.",
+        )
 
 
-def with_settings(config: C, settings: Iterable[str]) -> C:
-    """Apply `a.b=c` settings to a copy. Values are read as JSON where they are JSON, else as text.
-
-    An entry of a list of sections goes by its number: `views.0.size=16`.
-    """
-    data = to_dict(config)
-    for setting in settings:
-        key, equals, text = setting.partition("=")
-        require(bool(equals) and bool(key), f"--set {setting!r} is not of the form section.key=value.")
-        *sections, last = key.strip().split(".")
-        holders = [name for name, inner in data.items() if isinstance(inner, dict) and last in inner]
-        full = " or ".join(f"{name}.{last}" for name in holders)
-        require(bool(sections) or last in data or not holders, f"--set {key}: did you mean {full}?")
-        section: Any = data
-        for depth, name in enumerate(sections):
-            known = {str(i): inner for i, inner in enumerate(section)} if isinstance(section, list) else section
-            where = ".".join(sections[: depth + 1])
-            require(
-                isinstance(known.get(name), (dict, list)),
-                f"--set {key}: there is no section {where!r}.{did_you_mean(name, known)} "
-                f"Known here: {', '.join(sorted(known)) or 'none'}.",
-            )
-            section = known[name]
-        require(isinstance(section, dict), f"--set {key}: {'.'.join(sections)} is a list. Give all of it.")
-        section[last] = _parse(text.strip())
-    method = getattr(config, "method", None)
-    return from_dict(type(config), data, method=type(method) if method is not None else None)
-
-
-def differences(old: Mapping[str, Any], new: Mapping[str, Any], at: str = "") -> dict[str, tuple[Any, Any]]:
-    """Every leaf at which two nested configs differ: dotted key to (old value, new value)."""
-    out: dict[str, tuple[Any, Any]] = {}
-    for key in [*old, *(k for k in new if k not in old)]:
-        a, b = old.get(key), new.get(key)
-        if isinstance(a, Mapping) and isinstance(b, Mapping):
-            out.update(differences(a, b, f"{at}{key}."))
-        elif a != b:
-            out[f"{at}{key}"] = (a, b)
-    return out
-
-
-def _parse(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError:
-        return None if text in ("None", "none") else {"True": True, "False": False}.get(text, text)
-
-
-def _convert(value: Any, hint: Any, at: str) -> Any:
-    """`value` as the type `hint`, or a ConfigError that names the key."""
-    origin, args = typing.get_origin(hint), typing.get_args(hint)
-    if origin in (Union, types.UnionType):
-        if value is None and type(None) in args:
-            return None
-        options = [a for a in args if a is not type(None)]
-        for option in options[:-1]:
-            try:
-                return _convert(value, option, at)
-            except ConfigError:
-                continue
-        return _convert(value, options[-1], at)
-    if origin is Literal:
-        require(value in args, f"{at} = {value!r} must be one of {', '.join(map(repr, args))}.")
-        return value
-    if origin is tuple:
-        if isinstance(value, str):
-            value = [_parse(part.strip()) for part in value.strip("()[] ").split(",") if part.strip()]
-        require(isinstance(value, (list, tuple)), f"{at} = {value!r} must be a list.")
-        if args[-1] is Ellipsis:
-            named = dataclasses.is_dataclass(args[0])  # a list of sections: each goes by its number
-            return tuple(_convert(v, args[0], f"{at}.{i}" if named else at) for i, v in enumerate(value))
-        require(len(value) == len(args), f"{at} = {value!r} must have {len(args)} values.")
-        return tuple(_convert(v, a, at) for v, a in zip(value, args, strict=True))
-    if dataclasses.is_dataclass(hint):
-        require(isinstance(value, Mapping), f"{at} = {value!r} must be a section with settings of its own.")
-        return from_dict(typing.cast("type[Any]", hint), value, at=at + ".")
-    if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    if isinstance(value, hint) and not (isinstance(value, bool) and hint is not bool):
-        return value
-    names = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
-    raise ConfigError(f"{at} = {value!r} must be {names.get(hint, hint)}.")
+def _in_words(number: int | None) -> str:
+    return {1: "one", 2: "two", 3: "three"}.get(number or 0, str(number))

@@ -1,0 +1,139 @@
+"""RandAugment: a few operations in a row, each drawn from fourteen, of one strength. Cubuk et al. 2019, arXiv:1909.13719.
+
+Letters: B images in a batch, S side in pixels, N operations in a row.
+
+Images are float, (B, 3, S, S) or (B, 1, S, S), in [0, 1], and stay there. Each image has its own operations; all shapes are
+fixed. The five that move pixels are one resampling, the three that blend with gray one blend, and so on: an image for which
+none of them is due passes through unchanged. Strengths are those of torchvision's RandAugment, at M of 30; pixels are
+resampled bilinearly here, black outside.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from opencon.data.color import blend, choose
+
+(
+    IDENTITY,
+    SHEAR_X,
+    SHEAR_Y,
+    TRANSLATE_X,
+    TRANSLATE_Y,
+    ROTATE,
+    BRIGHTNESS,
+    COLOR,
+    CONTRAST,
+    SHARPNESS,
+    POSTERIZE,
+    SOLARIZE,
+    AUTO_CONTRAST,
+    EQUALIZE,
+) = range(14)
+NUM_OPERATIONS = 14
+LEVELS = 256  # of gray
+# At full strength, torchvision's: a shear of 0.3, a shift of 150 of 331 pixels, a turn of 30 degrees, factors of 1 +- 0.9,
+# 4 bits fewer.
+SHEAR, TRANSLATE, TURN, FACTOR, BITS = 0.3, 150 / 331, math.radians(30.0), 0.9, 4
+MOST = 30.0  # M at full strength
+
+
+def rand_augment(x: Tensor, operations: Tensor, signs: Tensor, magnitude: float) -> Tensor:
+    """Every image through its N operations.
+
+    Args:
+        x: (B, channels, S, S) in [0, 1].
+        operations: (B, N), 0 to 13.
+        signs: (B, N), 1 or -1: the direction of a move, or whether a factor is above or below 1.
+        magnitude: M, of at most 30.
+    """
+    strength = magnitude / MOST
+    for turn in range(operations.shape[1]):
+        x = _turn(x, operations[:, turn], signs[:, turn], strength)
+    return x
+
+
+def _turn(x: Tensor, operation: Tensor, sign: Tensor, strength: float) -> Tensor:
+    """One operation for each image."""
+    is_moved = (operation >= SHEAR_X) & (operation <= ROTATE)
+    x = choose(is_moved, move(x, operation, sign * strength), x)
+
+    def due(kind: int, value: Tensor | float, rest: float) -> Tensor:
+        """(B, 1, 1): `value` for the images whose operation is of this kind."""
+        return torch.where(operation == kind, value, rest)[:, None, None]
+
+    more = -sign * FACTOR * strength  # 1 minus the factor
+    of_mean, of_gray = due(CONTRAST, more, 0.0), due(COLOR, more, 0.0)
+    keep = 1.0 - of_mean - of_gray - due(BRIGHTNESS, more, 0.0)
+    x = torch.stack(blend(x.unbind(1), keep, of_mean, of_gray), dim=1)
+    x = sharpen(x, due(SHARPNESS, more, 0.0)[:, None])
+    above = due(SOLARIZE, 1.0 - strength, 2.0)[:, None]
+    x = torch.where(x >= above, 1.0 - x, x)
+    level = (x * (LEVELS - 1)).round()
+    step = 2.0 ** round(BITS * strength)
+    x = choose(operation == POSTERIZE, (level / step).floor() * step / (LEVELS - 1), x)
+    x = choose(operation == AUTO_CONTRAST, auto_contrast(x), x)
+    return choose(operation == EQUALIZE, equalize(x), x)
+
+
+def move(x: Tensor, operation: Tensor, amount: Tensor) -> Tensor:
+    """Shear, shift or turn about the center by `amount` (B,) of the most there is; bilinear, black outside.
+
+    A pixel at offset (u, v) from the center, right and down, shows the image at (u + a v, v) for a shear in x, (u - t, v)
+    for a shift, and for a turn by w, counter-clockwise, at (u cos w - v sin w, u sin w + v cos w).
+    """
+    size = x.shape[-1]
+    # grid_sample counts in half sides: pixel i of S has its center at (2 i + 1) / S - 1.
+    offset = (2.0 * torch.arange(size, device=x.device) + 1.0) / size - 1.0
+    u, v = offset[None, None, :], offset[None, :, None]
+
+    def of(kind: int, most: float) -> Tensor:
+        return torch.where(operation == kind, most * amount, 0.0)[:, None, None]
+
+    turn = of(ROTATE, TURN)
+    cos, sin = turn.cos(), turn.sin()
+    right = cos * u + (of(SHEAR_X, SHEAR) - sin) * v - of(TRANSLATE_X, 2.0 * TRANSLATE)
+    down = (of(SHEAR_Y, SHEAR) + sin) * u + cos * v - of(TRANSLATE_Y, 2.0 * TRANSLATE)
+    grid = torch.stack((right, down), dim=-1)  # (B, S, S, 2)
+    return F.grid_sample(x, grid, mode="bilinear", padding_mode="zeros", align_corners=False).clamp(0.0, 1.0)
+
+
+def sharpen(x: Tensor, of_smooth: Tensor) -> Tensor:
+    """(1 - s) x + s smooth, s (B, 1, 1, 1); smooth is a mean of 3 x 3 whose middle counts 5 of 13, but for the edges."""
+    num_images, channels, size = x.shape[:3]
+    weights = torch.full((1, 1, 3, 3), 1.0 / 13.0, device=x.device, dtype=x.dtype)
+    flat = x.reshape(num_images * channels, 1, size, size)
+    inner = flat[:, :, 1:-1, 1:-1]
+    # 3 x 3 alike, and four more of the middle: no number has to be written into a tensor
+    change = F.pad(F.conv2d(flat, weights) + inner * (4.0 / 13.0) - inner, (1, 1, 1, 1))
+    return (x + of_smooth * change.view_as(x)).clamp(0.0, 1.0)
+
+
+def auto_contrast(x: Tensor) -> Tensor:
+    """Each channel stretched to [0, 1]; one of a single value stays as it is."""
+    low, high = x.amin(dim=(2, 3), keepdim=True), x.amax(dim=(2, 3), keepdim=True)
+    wide = high > low
+    stretched = (x - low) / torch.where(wide, high - low, 1.0)
+    return torch.where(wide, stretched, x).clamp(0.0, 1.0)
+
+
+def equalize(x: Tensor) -> Tensor:
+    """Each channel in 256 levels, spread so that all levels are about as frequent, as Pillow does it.
+
+    With h the histogram and s = (pixels - h of the highest level) // 255, level i becomes (s // 2 + sum of h below i) // s,
+    at most 255; if s is 0, the channel stays as it is.
+    """
+    flat = x.flatten(2)  # (B, channels, S * S)
+    level = (flat * (LEVELS - 1)).round().long()
+    counts = torch.zeros(*flat.shape[:2], LEVELS, device=x.device, dtype=torch.float32)
+    counts = counts.scatter_add(2, level, torch.ones_like(flat, dtype=torch.float32))
+    highest = counts.gather(2, level.amax(dim=2, keepdim=True))  # (B, channels, 1)
+    step = ((flat.shape[2] - highest) / (LEVELS - 1)).floor()
+    below = counts.cumsum(dim=2) - counts
+    table = (((step / 2.0).floor() + below) / step.clamp(min=1.0)).floor().clamp(max=LEVELS - 1)
+    spread = table.gather(2, level) / (LEVELS - 1)
+    return torch.where(step > 0, spread, flat).view_as(x)
