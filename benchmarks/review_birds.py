@@ -6,8 +6,8 @@ The pile: 20 classes of FOLDER/worlds/birds (the odd ones; everything was chosen
 classes five photos are labeled. `opencon discover` sorts the pile; then a scripted reviewer who knows the truth sits at the
 page of `opencon review`, and uses what the page has: the same requests, in the same views.
 
-What the reviewer does: each new group gets the name of most of its photos (a class without a group becomes one when its first
-photos are moved). Then, largest first, photos of one class that lie in one wrong group are selected and sent to their
+What the reviewer does: each new group gets the name of most of its photos; a class without a group becomes one when its
+first photos are moved. Then, largest first, photos of one class that lie in one wrong group are selected and sent to their
 class. Twice on the way the machine learns again, and what it found is taken if more of it is right than wrong.
 
 Counted: actions (name, send a selection, learn, accept or throw away), and, finer, every click and key: to open a group, to

@@ -153,11 +153,9 @@ def more_for(state: State, group: int, most: int) -> list[int]:
     if group not in groups:
         return []
     photos = np.flatnonzero((state.place != group) & (state.place != JUNK) & ~state.looked)
-    own = np.zeros(len(photos), dtype=np.float32)
     z = np.asarray(state.run.z[photos])
-    for at, g in enumerate(groups):
-        inside = state.place[photos] == g
-        own[inside] = z[inside] @ mean[at]
+    turn = np.searchsorted(groups, state.place[photos])  # `groups` is sorted; strangers belong to none
+    own = np.einsum("ij,ij->i", z, mean[turn]) * (state.place[photos] >= 0)
     lead = z @ mean[groups.index(group)] - own
     return [int(i) for i in photos[np.argsort(-lead, kind="stable")[:most]]]
 
