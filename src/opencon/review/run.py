@@ -106,7 +106,7 @@ def open_run(folder: Path, photos: Path | None = None) -> Run:
         twin_of=_twins(rows, files),
         identity=_identity(rows, model),
         unreadable=tuple((line["file"], line["error"]) for line in lines if line["error"]),
-        suggested=_suggested(folder, names),
+        suggested=_suggested(rows),
     )
 
 
@@ -148,13 +148,7 @@ def _twins(rows: list[dict[str, str]], files: list[str]) -> NDArray[np.int32]:
     return np.array([number.get(row.get("twin_of") or "", NOBODY) for row in rows], dtype=np.int32)
 
 
-def _suggested(folder: Path, names: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
-    """Names that the discovery suggests for its groups, where it does."""
-    path = folder / "result.json"
-    groups = _json(path).get("groups", []) if path.is_file() else []
-    found = {}
-    for group in groups if isinstance(groups, list) else []:
-        words = group.get("suggested_names") if isinstance(group, dict) else None
-        if words and group.get("name") in names:
-            found[group["name"]] = tuple(str(word) for word in words)
-    return found
+def _suggested(rows: list[dict[str, str]]) -> dict[str, tuple[str, ...]]:
+    """What the new groups look like, by the column looks_like ("dragonfly, 62%"), where the discovery has one."""
+    found = {row["predicted"]: row["looks_like"] for row in rows if row["predicted"] and row.get("looks_like")}
+    return {name: (words.rpartition(",")[0] or words,) for name, words in found.items()}
