@@ -28,7 +28,8 @@ def readable(text: object) -> str:
         is_odd = unicodedata.category(letter) in ("Cc", "Cs") or letter in BIDI_CONTROLS
         return f"\\u{code:04x}" if is_odd else letter
 
-    return "".join(map(shown, str(text)))
+    whole = str(text)
+    return whole if whole.isprintable() else "".join(map(shown, whole))  # printable text has none of these
 
 
 def as_html(text: object) -> str:

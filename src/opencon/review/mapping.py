@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -14,6 +15,8 @@ from opencon.review.session import fitted_in
 
 def make_map(embeddings: Path, out: Path) -> None:
     """Positions of the photos, (n, 2) in the unit square."""
+    if hasattr(os, "nice"):
+        os.nice(10)  # somebody waits for the page meanwhile
     _, xy = map_positions(np.load(embeddings, allow_pickle=False), seed=0)
 
     def write(partial: Path) -> None:

@@ -61,8 +61,10 @@ export async function load() {
   follow({ ...facts, photos: [] });
   if (columns.some(([, version]) => version !== facts.version)) await refresh();
   listen();
-  column("map").then(([map]) => { store.map = map; emit("map"); });
-  ask("/api/files").then((files) => { store.files = files; emit("files"); });
+  setTimeout(() => { // the first photos come before their names and the map
+    column("map").then(([map]) => { store.map = map; emit("map"); });
+    ask("/api/files").then((files) => { store.files = files; emit("files"); });
+  }, 150);
 }
 
 // Take over what an answer says has changed.
