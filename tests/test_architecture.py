@@ -36,7 +36,7 @@ FLOORS = [
     },  # formulas, material
     {"methods", "counting"},  # what the papers propose
     {"training", "report"},  # to learn, and to show
-    {"openworld", "photos", "experiments"},  # whole tasks
+    {"openworld", "photos", "experiments", "review"},  # whole tasks
     {"estimator", "api", "cli"},  # doors
 ]
 FLOOR = {room: level for level, rooms in enumerate(FLOORS) for room in rooms}
@@ -54,6 +54,8 @@ OPTIONAL = (
     "wandb",
     "mlflow",
     "pillow_heif",
+    "starlette",
+    "uvicorn",
 )
 
 

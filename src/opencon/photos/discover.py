@@ -5,6 +5,8 @@
     OUT/assignments.csv    a line for each photo
     OUT/embeddings.npy     (n, D) unit rows of the photos that could be read, in the order of assignments.csv
     OUT/neighbors.npy      (n, 6) how odd each is, and the classes of the five photos most like it
+    OUT/features.npy       (n, F) what the encoder says of them, float16, to learn again from
+    OUT/discovery.json     where the photos lie
     OUT/model.json, model.safetensors   for `opencon predict`
     OUT/result.json, config.json, environment.json   the result, the settings, the machine
     OUT/report.html        one page that opens offline
@@ -41,7 +43,14 @@ from opencon.openworld.engine import COUNTERS
 from opencon.openworld.fit import Fitted, OpenWorldConfig, fit_features
 from opencon.openworld.stability import stability
 from opencon.photos import set_aside
-from opencon.photos.features import Extractor, FeatureSettings, PhotoFeatures, photo_features, seconds_for
+from opencon.photos.features import (
+    FLOAT16_MAX,
+    Extractor,
+    FeatureSettings,
+    PhotoFeatures,
+    photo_features,
+    seconds_for,
+)
 from opencon.photos.finetune import check_finetune, finetune
 from opencon.photos.guesses import KNOWS, guess_names
 from opencon.photos.listing import FEWEST, Photos, check, common_root, new_names, some_names, typical_side
@@ -53,10 +62,11 @@ from opencon.report.html import ReportData, write_report
 from opencon.report.map import map_positions
 from opencon.report.table import Group, PhotoRow, PhotoTable
 from opencon.runtime import environment
-from opencon.training.run_folder import ASSIGNMENTS, DISCOVERY, EMBEDDINGS, NEIGHBORS, RunFolder, holds_others
+from opencon.training.run_folder import ASSIGNMENTS, DISCOVERY, EMBEDDINGS, FEATURES, NEIGHBORS, RunFolder, holds_others
 
 SMALL_SIDE, SMALL_SIZE = 144, 128  # photos up to this side are encoded at this size: more pixels would be made up
 REPORT = "report.html"
+WHAT = "a folder of `opencon discover`"
 
 Progress = Callable[[str, int, int], None]  # stage, done, all
 
@@ -181,7 +191,7 @@ def open_folder(out: Path) -> RunFolder:
         if not (out / DISCOVERY).exists() and holds_others(out, [DISCOVERY]):
             raise RunError(f"{out} is not empty and holds no discovery. Give an empty or a new folder with --out.")
         folder = RunFolder(out)
-        folder.write_json(DISCOVERY, {"what": "a folder of `opencon discover`"})
+        folder.write_json(DISCOVERY, {"what": WHAT})
     except OSError as err:
         raise RunError(f"cannot write to {out} ({err.strerror}). Give another --out.") from err
     return folder
@@ -219,6 +229,7 @@ def discover_photos(
     with folder.held():
         start, photos = time.perf_counter(), prepared.photos
         replaced = names_in(folder, photos)
+        folder.write_json(DISCOVERY, {"what": WHAT, "photos": os.path.abspath(photos.root)})
         folder.write_json("config.json", prepared.config.plain())
         folder.write_json("environment.json", environment(prepared.extractor.device))
         learned = _learn(prepared, folder, cache, progress)
@@ -323,6 +334,7 @@ def _write_results(photos: Photos, learned: _Learned, folder: RunFolder) -> Phot
     model.save(folder)
     folder.write_array(EMBEDDINGS, fitted.z.numpy())
     folder.write_array(NEIGHBORS, torch.cat([fitted.prediction.oddness[:, None], fitted.near], dim=1).numpy())
+    folder.write_array(FEATURES, learned.features.plain.clamp(-FLOAT16_MAX, FLOAT16_MAX).half().numpy())
     label_names = [class_names[label] if label >= 0 else None for label in labels.tolist()]
     unread = [PhotoRow.unread(names[i], reason) for i, reason in learned.features.problems.items()]
     twin_of = [None if twin < 0 else files[twin] for twin in learned.aside.twin_of.tolist()]
