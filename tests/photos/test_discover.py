@@ -55,10 +55,14 @@ def picture(kind, rng, side=40):
     if kind in colors:
         base = np.ones((side, side, 3)) * colors[kind]
     elif kind == "stripes":
-        base = np.repeat((127 + 127 * np.sin(6 * grid))[None, :, None], side, 0) * np.ones(3)
+        base = np.repeat((127 + 127 * np.sin(6 * grid + rng.uniform(0, 6.28)))[None, :, None], side, 0) * np.ones(3)
     else:
-        base = (127 + 127 * np.sin(3 * np.hypot(grid[:, None] - 3, grid[None] - 3)))[..., None] * np.ones(3)
-    return Image.fromarray(np.clip(base + rng.normal(0, 12, (side, side, 3)), 0, 255).astype(np.uint8))
+        x, y = rng.uniform(2, 4, 2)
+        base = (127 + 127 * np.sin(3 * np.hypot(grid[:, None] - x, grid[None] - y)))[..., None] * np.ones(3)
+    # Each has light and shade of its own: without, all of a kind would be twins, and those of one color show nothing.
+    shade = Image.fromarray(rng.uniform(0.75, 1.0, (6, 6)).astype(np.float32)).resize((side, side))
+    lit = base * np.asarray(shade)[..., None]
+    return Image.fromarray(np.clip(lit + rng.normal(0, 5, (side, side, 3)), 0, 255).astype(np.uint8))
 
 
 @pytest.fixture(scope="session")

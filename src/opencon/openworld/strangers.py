@@ -111,8 +111,10 @@ class Strangers(nn.Module):
             is_own = own >= 0
             square[is_own, own[is_own]] = torch.inf
             num -= 1
-        found = square.topk(min(NEAREST, num), dim=1, largest=False)
-        return found.values.clamp(min=0).sqrt().mean(dim=1), found.indices
+        nearest = square.topk(min(NEAREST, num), dim=1, largest=False).indices
+        # Measured again, one by one: the root of a small difference of large squares would be mostly rounding.
+        apart = [(u - self.rows[nearest[:, k]]).square().sum(dim=1).sqrt() for k in range(nearest.shape[1])]
+        return torch.stack(apart, dim=1).mean(dim=1), nearest
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Oddness (M,) of rows (M, F), and the classes of the nearest reference rows (M, K)."""
