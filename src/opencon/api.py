@@ -21,7 +21,7 @@ from opencon.counting import CountEstimate
 from opencon.data.split import names_from_file
 from opencon.errors import ConfigError, require, shown
 from opencon.experiments.callbacks import Callback
-from opencon.experiments.compare import FORMATS, Section, compare_runs, render
+from opencon.experiments.compare import Comparison, compare_runs
 from opencon.experiments.evaluate import draw_side_by_side, evaluate_run
 from opencon.experiments.recipes import get_recipe, read_config, run_config
 from opencon.experiments.results import Confusion, Predictions, predictions_of
@@ -449,28 +449,6 @@ def draw(runs: PathLike | Run | Sequence[PathLike | Run], out: PathLike, *, clas
     titles = [f"{METHODS[run.config.method.name].title}, {run.folder.name}" for run in opened]
     benches = [open_bench(run.folder, pick_device(run.device), data_root=run.data) for run in opened]
     return draw_side_by_side(dict(zip(titles, benches, strict=True)), Path(out).expanduser(), classes)
-
-
-@dataclass(frozen=True, eq=False)
-class Comparison:
-    """Runs side by side, a section for each data set: mean and spread over seeds, and the published numbers."""
-
-    sections: list[Section]
-    left_out: list[str]  # why runs that lay in a folder are not in the table
-
-    def to(self, form: str) -> str:
-        """As "markdown", "csv", "latex" or "json"."""
-        forms = [name for name in FORMATS if name != "table"]
-        if form not in forms:
-            raise ConfigError(f"form {form!r} must be one of {', '.join(forms)}.")
-        return render(self.sections, form)
-
-    def __repr__(self) -> str:
-        return self.to("markdown")
-
-    def _repr_markdown_(self) -> str:
-        """What a notebook shows."""
-        return self.to("markdown")
 
 
 def compare(runs: PathLike | Run | Iterable[PathLike | Run]) -> Comparison:

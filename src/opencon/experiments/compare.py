@@ -327,3 +327,25 @@ def _json(sections: Sequence[Section]) -> str:
         for section in sections
     ]
     return json.dumps(out, indent=1) + "\n"
+
+
+@dataclass(frozen=True, eq=False)
+class Comparison:
+    """Runs side by side, a section for each data set: mean and spread over seeds, and the published numbers."""
+
+    sections: list[Section]
+    left_out: list[str]  # why runs that lay in a folder are not in the table
+
+    def to(self, form: str) -> str:
+        """As "markdown", "csv", "latex" or "json"."""
+        forms = [name for name in FORMATS if name != "table"]
+        if form not in forms:
+            raise ConfigError(f"form {form!r} must be one of {', '.join(forms)}.")
+        return render(self.sections, form)
+
+    def __repr__(self) -> str:
+        return self.to("markdown")
+
+    def _repr_markdown_(self) -> str:
+        """What a notebook shows."""
+        return self.to("markdown")

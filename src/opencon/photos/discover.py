@@ -54,8 +54,8 @@ from opencon.photos.features import (
 from opencon.photos.finetune import check_finetune, finetune
 from opencon.photos.guesses import KNOWS, guess_names
 from opencon.photos.listing import FEWEST, Photos, check, common_root, new_names, some_names, typical_side
-from opencon.photos.model import SETTINGS as MODEL
 from opencon.photos.model import OpenConModel, identity
+from opencon.photos.model_settings import SETTINGS as MODEL
 from opencon.photos.set_aside import SetAside
 from opencon.report.doubt import doubt_of
 from opencon.report.html import ReportData, write_report

@@ -20,7 +20,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import safetensors.torch
 import torch
@@ -31,7 +31,7 @@ from opencon.data.listings import images_at
 from opencon.encoders.pretrained import RUN_FILE, PretrainedEncoder, open_encoder
 from opencon.encoders.stored import EncoderFacts, stored_encoder
 from opencon.errors import DataError, RunError
-from opencon.files import parse_json, read_file
+from opencon.files import read_file
 from opencon.openworld.fit import Fitted
 from opencon.openworld.model import OpenWorldModel, Prediction
 from opencon.openworld.strangers import FALSE_ALARMS, check_false_alarms
@@ -39,6 +39,7 @@ from opencon.photos.cache import FeatureCache
 from opencon.photos.features import Extractor, FeatureSettings, stored_features
 from opencon.photos.guesses import Guess
 from opencon.photos.hub import download, upload
+from opencon.photos.model_settings import FORMAT, SETTINGS, damaged, read_settings
 from opencon.registry import did_you_mean
 from opencon.report.card import CardData, model_card
 from opencon.report.table import PhotoRow, PhotoTable
@@ -46,8 +47,7 @@ from opencon.runtime import pick_device, seeded
 from opencon.training.run_folder import RunFolder
 from opencon.version import __version__
 
-FORMAT = 3  # of model.json; raise it when an older opencon could not read it
-SETTINGS, TENSORS, CARD = "model.json", "model.safetensors", "README.md"
+TENSORS, CARD = "model.safetensors", "README.md"
 MOST_EXAMPLES = 20  # of a class, ours: enough to show what it looks like; 10 kB a class
 NEAREST = 3  # examples named with a photo, ours: they fit on a line
 # Photos that are predicted together, ours: with fewer, cores would wait for the last photos of each part.
@@ -457,7 +457,7 @@ class OpenConModel:
         for kind in OTHER_KINDS:
             if kind.fits(folder):
                 return kind.open(folder, device)
-        settings = _read_settings(folder)
+        settings = read_settings(folder)
         try:
             content = read_file(folder / TENSORS)
             if hashlib.sha256(content).hexdigest() != settings["sha256"]:
@@ -483,34 +483,9 @@ class OpenConModel:
         except FileNotFoundError as err:
             raise RunError(f"{folder} has {SETTINGS} but no {TENSORS}. Copy the whole folder.") from err
         except Exception as err:  # wrong settings, or some that do not fit the tensors, fail in many ways
-            raise _damaged(folder, err) from err
+            raise damaged(folder, err) from err
 
 
 def identity(run: RunFolder) -> str:
     """Identify the model in a folder, whatever the names of its groups: a table of names fits one model only."""
     return str(run.read_json(SETTINGS)["sha256"])[:12]
-
-
-def _read_settings(folder: Path) -> dict[str, Any]:
-    path = folder / SETTINGS
-    if not path.is_file():
-        wrote = "`opencon discover`, `train` or `export` wrote"
-        raise RunError(f"{folder} holds no model (no {SETTINGS}). Give the folder that {wrote}.")
-    try:
-        settings = parse_json(read_file(path))
-    except (OSError, ValueError) as err:
-        raise _damaged(folder, err) from err
-    if not isinstance(settings, dict) or "format" not in settings:
-        raise RunError(f"{path} is not a model of opencon (it names no format). Give the folder of a model.")
-    number, version = settings["format"], settings.get("opencon")
-    if isinstance(number, int) and number != FORMAT:
-        way_out = "Run: pip install --upgrade opencon" if number > FORMAT else "Run the discovery again."
-        raise RunError(
-            f"the model in {folder} has format {number} (opencon {version}); this opencon reads format {FORMAT}. {way_out}"
-        )
-    return settings
-
-
-def _damaged(folder: Path, err: Exception) -> RunError:
-    why = str(err).splitlines()[0] if str(err) and not isinstance(err, KeyError) else f"{type(err).__name__} {err}"
-    return RunError(f"the model in {folder} cannot be read ({why}). Copy it again, or run the discovery again.")
