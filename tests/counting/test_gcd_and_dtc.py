@@ -212,9 +212,8 @@ def test_hidden_classes_and_other_kinds_of_tensors(by):
 
 
 def test_the_names():
-    assert COUNTERS.names() == ["dtc", "engine", "gcd", "orca", "tree"]
+    assert COUNTERS.names() == ["dtc", "engine", "gcd", "tree"]
     assert COUNTERS["tree"] is estimate_classes
-    assert COUNTERS["orca"] is COUNTERS["dtc"]
     with pytest.raises(ConfigError, match=r"unknown way to count 'gdc'. Did you mean 'gcd'\?"):
         COUNTERS["gdc"]
 

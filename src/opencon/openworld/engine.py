@@ -41,10 +41,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 import torch.nn.functional as F
-from scipy.cluster.hierarchy import cut_tree, linkage
-from scipy.optimize import linear_sum_assignment
-from scipy.sparse import coo_array
-from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
 from opencon.cluster.kmeans import kmeans
@@ -122,7 +118,13 @@ class _Candidate:
 
 @torch.no_grad()
 def explain(
-    x: Tensor, labels: Tensor, *, num_seen: int, seed: int = 0, max_classes: int | None = None
+    x: Tensor,
+    labels: Tensor,
+    *,
+    num_seen: int,
+    seed: int = 0,
+    min_classes: int = 1,
+    max_classes: int | None = None,
 ) -> tuple[Tensor, CountEstimate]:
     """A class for every row (M,), seen ones first, and how many there are.
 
@@ -132,7 +134,8 @@ def explain(
         labels: (M,) class in [0, S) of a labeled row, -1 elsewhere.
         num_seen: S; 0: no labels.
         seed: same seed, same answer.
-        max_classes: the most to look for; None: 100, or twice the seen classes if that is more.
+        min_classes: the fewest to look for; the seen classes count too.
+        max_classes: the most to look for; None: `most_classes`.
     """
     refuse_bad_rows(x, labels, num_seen, max_classes)
     x, labels = x.detach().to(CPU, torch.float32), labels.to(CPU, torch.long)
@@ -147,10 +150,12 @@ def explain(
         encoder.fit(x, power=POWER)
     kept, rows = _look(x[drawn], encoder.rotate(x[drawn] - encoder.mean), labels[drawn], num_seen, seed)
     drawn = drawn[kept]
-    wanted = max_classes or max(LARGEST, PER_SEEN * num_seen)
-    low, high = max(num_seen, 1), min(wanted, max(len(drawn) // PER_CLASS, num_seen, 1))
+    wanted = max_classes or most_classes(num_seen)
+    high = min(wanted, max(len(drawn) // PER_CLASS, num_seen, 1))
+    low = min(max(min_classes, num_seen, 1), high)
     found = _candidates(rows, low, high)
-    best = max(found, key=lambda candidate: candidate.evidence)
+    fitting = [candidate for candidate in found if low <= candidate.num_classes <= high]
+    best = max(fitting or found, key=lambda candidate: candidate.evidence)
     classes = labels.clone()
     classes[drawn] = best.classes
     rest = torch.ones(len(x), dtype=torch.bool)
@@ -167,6 +172,11 @@ def explain(
 
         classes[rest] = in_parts(nearest, x[rest])
     return by_size(classes, num_seen), _count(found, best, wanted)
+
+
+def most_classes(num_seen: int) -> int:
+    """The most classes to look for when nothing is said."""
+    return max(LARGEST, PER_SEEN * num_seen)
 
 
 def count_classes(
@@ -284,6 +294,8 @@ def _average_cuts(z: Tensor, numbers: set[int]) -> Iterator[Tensor]:
 
     So does a single row far away. Groups that are too small for a class go to the nearest of the others.
     """
+    from scipy.cluster.hierarchy import cut_tree, linkage  # late: slow to import
+
     if len(z) < 2:
         return
     tree = linkage(z.double().numpy(), "average")
@@ -337,6 +349,9 @@ def _means(z: Tensor, group: Tensor, num_groups: int) -> tuple[Tensor, Tensor]:
 
 def _whole(neighbors: Tensor, same: Tensor, group: Tensor) -> float:
     """Share of the rows in the largest island of their group; rows that are neighbors within a group are joined."""
+    from scipy.sparse import coo_array  # late: slow to import
+    from scipy.sparse.csgraph import connected_components
+
     row, column = same.nonzero(as_tuple=True)
     joined = coo_array((np.ones(len(row)), (row.numpy(), neighbors[row, column].numpy())), shape=(len(group),) * 2)
     _, island = connected_components(joined, directed=False)
@@ -409,6 +424,8 @@ def _told(z: Tensor, classes: Tensor, rows: _Rows) -> float:
 
 def _found_again(groups: Tensor, labels: Tensor) -> float:
     """Share of the labeled rows in the group of their class, under the best one-to-one naming."""
+    from scipy.optimize import linear_sum_assignment  # late: slow to import
+
     known = labels >= 0
     counts = torch.zeros(int(groups.max()) + 1, int(labels.max()) + 1)
     counts.index_put_((groups[known], labels[known]), torch.ones(int(known.sum())), accumulate=True)

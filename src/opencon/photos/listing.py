@@ -18,7 +18,8 @@ from pathlib import Path
 
 from PIL import Image
 
-from opencon.data.listings import IMAGE_SUFFIXES, find_images, list_folder, printable
+from opencon.data.listings import HEIC_SUFFIXES, IMAGE_SUFFIXES, find_images, list_folder, printable
+from opencon.data.sources import can_read_heic
 from opencon.data.tables import LABEL_COLUMNS, PATH_COLUMNS, read_table
 from opencon.errors import ConfigError, DataError
 
@@ -145,7 +146,7 @@ def from_table(table: Path, folder: Path | None = None) -> Photos:
     missing: list[tuple[int, Path]] = []
     for line, name, label in _labeled_rows(table):
         path = Path(os.path.normpath(base / name))
-        if not path.is_file():
+        if not os.path.isfile(path):  # Path.is_file would raise for a name that is too long
             missing.append((line, path))
             continue
         earlier, _, before = labels.setdefault(os.path.realpath(path), (line, path, label))
@@ -211,9 +212,13 @@ def typical_side(paths: tuple[Path, ...]) -> int | None:
     """The median short side of some of the photos, from their headers; None where none can be read."""
     sides = []
     for path in paths[:: max(1, len(paths) // SIZES_LOOKED_AT)]:
+        if path.suffix.lower() in HEIC_SUFFIXES:
+            can_read_heic()  # for thumbnails as well, where all features are cached
         # A damaged file is reported when it is decoded.
-        with contextlib.suppress(Exception), Image.open(path) as image:
-            sides.append(min(image.size))
+        with contextlib.suppress(Exception):
+            if path.is_file():  # opening a pipe would wait forever
+                with Image.open(path) as image:
+                    sides.append(min(image.size))
     return int(statistics.median(sides)) if sides else None
 
 
