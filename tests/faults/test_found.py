@@ -49,6 +49,7 @@ def elsewhere(tmp_path, monkeypatch):
         ("method.weight_novel=Infinity", "method.weight_novel = inf must be"),
         ("train.seed=18446744073709551616", "train.seed = 18446744073709551616 must be a whole number from 0 to"),
         ("split.seed=4294967296", "split.seed = 4294967296 must be a whole number from 0 to"),
+        ("split.labeled_ratio=1e-320", "training images are labeled, which is none"),
         ("train.seed=" + "1" * 5000, "must be a whole number"),
         ("train.lr=1" + "0" * 400, "is larger than any number here can be"),
         ("train.lr=" + "[" * 5000, "must be a number"),
