@@ -1,4 +1,4 @@
-"""Write files whole or not at all, and read what others may have damaged or replaced."""
+"""Write files whole or not at all, read what others may have damaged, and name the files that several rooms share."""
 
 from __future__ import annotations
 
@@ -18,6 +18,10 @@ PARTIAL = ".partial"  # ends the name of a file that is not whole yet
 FULL = (errno.ENOSPC, errno.EDQUOT)
 FULL_WORDS = ("No space left", "Disk quota exceeded", "write failed")
 DEEPEST = 100  # levels of nesting in a JSON file, ours: our own files have six; Python gives up at about a thousand
+
+# Files of `opencon discover`; the first makes a folder one of its own.
+DISCOVERY, ASSIGNMENTS = "discovery.json", "assignments.csv"
+EMBEDDINGS, FEATURES, NEIGHBORS = "embeddings.npy", "features.npy", "neighbors.npy"
 
 
 def write_whole(path: Path, write: Callable[[Path], object]) -> Path:

@@ -9,11 +9,11 @@ from __future__ import annotations
 import os
 import sys
 
-from opencon.cli import embed, names, photos, research
+from opencon.cli import embed, names, paper, photos, research, results, review
 from opencon.cli.base import app, errors, is_out_of_memory, keep_memory, print_anything
 from opencon.errors import OpenConError, shown
 
-__all__ = ["app", "embed", "main", "names", "photos", "research"]
+__all__ = ["app", "embed", "main", "names", "paper", "photos", "research", "results", "review"]
 
 
 def main(argv: list[str] | None = None) -> None:

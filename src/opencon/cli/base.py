@@ -11,10 +11,12 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+import time
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -42,6 +44,7 @@ Imports = Annotated[
     typer.Option("--import", metavar="FILE", help="A Python file with methods, encoders, ... of your own; repeatable."),
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the plan and the settings, compute nothing.")]
+EVERY = 10.0  # seconds between two lines of progress; ours: an hour is 360 lines
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
 
 
@@ -79,6 +82,26 @@ def options(version: Annotated[bool, typer.Option("--version", help="Print the v
     if version:
         console.print(f"opencon {__version__}")
         raise typer.Exit
+
+
+class Lines:
+    """Progress where the output is no terminal: a line now and then, none for what is quick."""
+
+    def __init__(self, say: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
+        self.say, self.clock = say, clock
+        self.began: dict[str, float] = {}
+        self.said: dict[str, float] = {}
+
+    def update(self, stage: str, done: int, total: int, note: str = "") -> None:
+        """So many of all are done; said if the last line is ten seconds old, or if it was the last part."""
+        now = self.clock()
+        began = self.began.setdefault(stage, now)
+        last = self.said.get(stage)
+        if now - (began if last is None else last) < EVERY and (last is None or done < total):
+            return
+        self.said[stage] = now
+        left = f", about {(now - began) * (total - done) / done:,.0f} s left" if 0 < done < total else ""
+        self.say(f"{stage}: {done:,} of {total:,}, {now - began:,.0f} s{left}{note and f'; {note}'}")
 
 
 def import_plugins(files: Iterable[Path] | None) -> None:
@@ -121,3 +144,17 @@ def resumable(what: str = "The same command resumes from the last finished epoch
     finally:
         if before is not None:
             signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def quiet_warnings() -> Iterator[None]:
+    """Show our warnings as plain lines, without their position in the code."""
+
+    def show(message: Any, category: type[Warning], *where: Any, **more: Any) -> None:
+        if issubclass(category, UserWarning):
+            errors.print(f"note: {message}")
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("default")
+        warnings.showwarning = show
+        yield

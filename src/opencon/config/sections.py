@@ -25,6 +25,11 @@ class DataConfig:
 
     name: str  # a data set by name, or "folder" / "list" for your own files
     root: str | None = None  # where its files lie; None: ~/.cache/opencon
+    unlabeled: str | None = None  # with "folder": another folder, of images without a label
+    truth: str | None = None  # their classes, to measure with: "folders" (its sub-folders), or a table file,class
+    test: str | None = (
+        None  # with "folder" and "list": held-out images, a folder with a sub-folder per class, or a list
+    )
     image_size: int | None = None  # side in pixels at which photos are stored; digits and CIFAR have their own
     # Photos in files: images that take more than this (1e9 bytes) are read from their files while training; 0: always.
     memory_gb: float | None = None  # None: half of the memory of the machine or of its GPU, whichever is smaller
@@ -33,21 +38,43 @@ class DataConfig:
         size, gb = self.image_size, self.memory_gb
         require(size is None or 8 <= size <= LARGEST_SIDE, f"data.image_size = {shown(size)} must lie {SIDES}.")
         require(gb is None or 0 <= gb < float("inf"), f"data.memory_gb = {gb} must be a number of GB, 0 or more.")
+        for key, names in (("unlabeled", ("folder",)), ("truth", ("folder",)), ("test", ("folder", "list"))):
+            value = getattr(self, key)
+            require(
+                value is None or self.name in names,
+                f"data.{key} = {value!r} is for data.name = {' or '.join(names)}, not for {self.name!r}. Leave it out.",
+            )
+        require(
+            self.truth is None or self.unlabeled is not None,
+            f"data.truth = {self.truth!r} says the classes of data.unlabeled (--unlabeled), and there is none.",
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
 class SplitConfig:
     """Which classes have labels, and how many of their images."""
 
-    num_seen: int  # classes that have labels: the first ones in class order
-    num_classes: int | None = None  # classes to look for, seen + novel; None: as many as the data has
-    labeled_ratio: float = 0.5  # chance of an image of a seen class to keep its label
+    num_seen: int | None = None  # classes that have labels, the first ones in class order; None: as the data says
+    seen_classes: tuple[str, ...] = ()  # their names, instead of their number
+    # Classes to look for, seen + novel. None: as many as the data has. "auto": as many as the first features suggest.
+    num_classes: int | Literal["auto"] | None = None
+    labeled_ratio: float = 0.5  # chance of an image of a seen class to keep its label, or the exact share
+    rule: Literal["coin", "exact"] = "coin"  # a draw for each image (ORCA, OpenCon), or a share of all of them (GCD)
+    # Only the labeled images, half of whose classes are seen: to choose settings without looking at the others (OpenCon,
+    # appendix on hyperparameters).
+    validation: bool = False
+    held_out: float = 0.1  # where the data itself gives labels: the share of them that is kept back, to measure with
     seed: int = 0  # fixes the split only, not the training
 
     def __post_init__(self) -> None:
-        require(self.num_seen >= 1, f"split.num_seen = {self.num_seen} must be at least 1.")
+        if self.seen_classes:
+            twice = next((name for name in self.seen_classes if self.seen_classes.count(name) > 1), None)
+            require(twice is None, f"split.seen_classes names {twice!r} twice.")
+            object.__setattr__(self, "num_seen", len(self.seen_classes))
+        require(self.num_seen is None or self.num_seen >= 1, f"split.num_seen = {self.num_seen} must be at least 1.")
+        require(0 <= self.held_out < 1, f"split.held_out = {self.held_out} must be at least 0 and below 1.")
         require(
-            self.num_classes is None or self.num_seen < self.num_classes,
+            self.known_classes is None or self.num_seen is None or self.num_seen < self.known_classes,
             f"split.num_seen = {self.num_seen} leaves no novel class among split.num_classes = {self.num_classes}. "
             f"Lower num_seen, or raise num_classes.",
         )
@@ -58,6 +85,11 @@ class SplitConfig:
         )
         # NumPy's generator, which draws the released splits, takes no more.
         require(0 <= self.seed < 2**32, f"split.seed = {shown(self.seed)} must be a whole number from 0 to 2^32 - 1.")
+
+    @property
+    def known_classes(self) -> int | None:
+        """`num_classes` where it is a number."""
+        return self.num_classes if isinstance(self.num_classes, int) else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,6 +110,7 @@ class AugmentConfig:
     blur_sigma: tuple[float, float] = (0.1, 2.0)
     rotate: float = 0.0  # degrees, uniform in +-rotate
     shift: float = 0.0  # share of the side, uniform in +-shift, each axis
+    whole_pixels: bool = False  # shift by whole pixels, which leaves the image sharp: a crop after padding
     zoom: tuple[float, float] = (1.0, 1.0)  # scale of rotate/shift warps, uniform
     rand_ops: int = 0  # N of RandAugment (arXiv:1909.13719): operations in a row, each drawn from fourteen
     rand_magnitude: float = 9.0  # M, of at most 30; 9 is the paper's for ResNet-50
@@ -136,7 +169,7 @@ class EncoderConfig:
     """The network, the weights it starts from, and which part of it learns."""
 
     name: str
-    weights: str | None = None  # a file; None: random
+    weights: str | None = None  # a file; "installed": those that come with the encoder; None: random
     train_from: str = "all"  # first stage that learns: a stage name, "all" or "head"
     frozen_norm: FrozenNorm = "batch"  # statistics of frozen batch norms; released: batch
     fold_frozen: bool = True  # without batch statistics: frozen batch norms folded into the convolutions before them
@@ -177,6 +210,10 @@ class MethodConfig:
     trains: ClassVar[bool] = True  # False: it has no step, and its runs have no epoch
     views: ClassVar[Views] = Views()  # what it can do with views
 
+    def corrects(self, is_counted: bool) -> bool:
+        """Whether it changes the number of classes while it trains; `is_counted`: the number is an estimate."""
+        return False
+
 
 @dataclass(frozen=True, kw_only=True)
 class GroupConfig:
@@ -196,6 +233,10 @@ class GroupConfig:
             self.lr is not None or self.weight_decay is not None,
             f"train.groups: the rule for {', '.join(self.match)} changes nothing. Give it lr or weight_decay.",
         )
+
+    def corrects(self, is_counted: bool) -> bool:
+        """Whether it changes the number of classes while it trains; `is_counted`: the number is an estimate."""
+        return False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,7 +17,7 @@ from opencon.files import parse_json, read_file
 
 Row = tuple[int, dict[str, str]]  # number of the line, and the wanted columns; an empty text where there is no value
 
-PATH_COLUMNS, LABEL_COLUMNS = ("path", "file", "filename"), ("label", "class")  # names that they may have
+PATH_COLUMNS, LABEL_COLUMNS = ("path", "file", "filename", "file_name"), ("label", "class")  # names that they may have
 
 
 def read_table(table: Path, columns: Mapping[str, Sequence[str]], *, optional: Sequence[str] = ()) -> list[Row]:

@@ -11,9 +11,9 @@ from typing import Any
 
 import safetensors
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from opencon.encoders import ENCODERS
+from opencon.encoders import ENCODERS, encoder_entry
 from opencon.encoders.base import Encoder
 from opencon.encoders.timm import PREFIX, timm_encoder
 from opencon.encoders.weights import load_weights
@@ -35,6 +35,26 @@ class PretrainedEncoder:
     mean: tuple[float, ...]  # per channel, or one for all, of pixels in [0, 1]
     std: tuple[float, ...]
     fingerprint: str  # of the weights
+
+    def as_module(self) -> nn.Module:
+        """An ordinary module: (B, channels, S, S) in [0, 1] -> (B, F)."""
+        return nn.Sequential(Normalize(self.mean, self.std), self.net).eval()
+
+
+class Normalize(nn.Module):
+    """Pixels in [0, 1] to what an encoder expects."""
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, mean: tuple[float, ...], std: tuple[float, ...]) -> None:
+        super().__init__()
+        for name, values in (("mean", mean), ("std", std)):
+            self.register_buffer(name, torch.tensor(values).view(1, -1, 1, 1))
+
+    def forward(self, images: Tensor) -> Tensor:
+        """(B, channels, H, W) -> the same shape."""
+        return (images - self.mean) / self.std
 
 
 def open_encoder(word: str, image_size: int | None = None) -> PretrainedEncoder:
@@ -82,11 +102,11 @@ def _from_run(path: Path, image_size: int | None) -> PretrainedEncoder:
             shapes = {key: file.get_slice(key).get_shape() for key in file.keys()}  # noqa: SIM118 (no mapping)
     except (OSError, safetensors.SafetensorError) as err:
         raise DataError(f"the encoder {path} cannot be read ({err}). Give the folder of a finished run.") from err
-    if name not in ENCODERS:
+    if name not in ENCODERS and not name.startswith(PREFIX):
         raise DataError(
             f"{path} does not say which encoder it holds. Give the {RUN_FILE} that `opencon train` or `pretrain` wrote."
         )
-    entry, config = ENCODERS[name], _config_beside(path)
+    entry, config = encoder_entry(name), _config_beside(path)
     own, data, augment = (_section(config, name) for name in ("encoder", "data", "augment"))
     in_channels, size = 3, augment.get("size") or data.get("image_size") or entry.image_size
     if name == "convnet":  # the one network whose shape depends on the images: a stage for each doubling of the side

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from opencon.config import RunConfig, to_dict
-from opencon.errors import MissingExtraError
 from opencon.training.optimizer import restore
 from opencon.training.ranks import num_ranks
 from opencon.training.run_folder import RunFolder
@@ -114,12 +113,3 @@ def _copied(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _copied(inner) for key, inner in value.items()}
     return [_copied(inner) for inner in value] if isinstance(value, list) else value
-
-
-def tensorboard_writer() -> Any:
-    """TensorBoard's SummaryWriter, which is an extra."""
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except Exception as err:
-        raise MissingExtraError("tensorboard", "tensorboard", "--tensorboard", err) from err
-    return SummaryWriter

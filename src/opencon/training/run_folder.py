@@ -33,11 +33,14 @@ from torch import Tensor
 
 from opencon.config import differences, with_defaults
 from opencon.errors import ConfigError, RunError
+from opencon.files import ASSIGNMENTS as ASSIGNMENTS
+from opencon.files import DISCOVERY as DISCOVERY
+from opencon.files import EMBEDDINGS as EMBEDDINGS
+from opencon.files import FEATURES as FEATURES
+from opencon.files import NEIGHBORS as NEIGHBORS
 from opencon.files import PARTIAL, explained, parse_json, read_file, write_whole
 from opencon.plugins import recall
 
-# Files of `opencon discover`; the first makes a folder one of its own.
-DISCOVERY, ASSIGNMENTS, EMBEDDINGS = "discovery.json", "assignments.csv", "embeddings.npy"
 # Settings that may change when a run is resumed: where files lie, how they are read, how often the run logs and saves.
 HARMLESS = {"data.root", "data.memory_gb", "encoder.weights", "train.log_every", "train.save_seconds", "eval.every"}
 HARMLESS |= {"train.sync_norms"}  # only with several ranks, whose number may change, too

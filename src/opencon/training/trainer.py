@@ -13,7 +13,7 @@ from opencon.config import TrainConfig
 from opencon.data.loader import Draws, TwoStreamLoader, tree_map
 from opencon.errors import DivergedError
 from opencon.methods.base import Epoch, FeatureBank, Method
-from opencon.training.optimizer import OPTIMIZERS, adopt, learning_rate, set_learning_rate
+from opencon.training.optimizer import OPTIMIZERS, adopt, is_ours, learning_rate, set_learning_rate
 from opencon.training.ranks import add_gradients, is_recordable, take_over
 
 OnStep = Callable[[int, int], None]  # (epoch, finished steps)
@@ -33,9 +33,10 @@ def fit(
     on_epoch: OnEpoch = lambda epoch, means: None,
 ) -> None:
     """Train `method` in place, from `first_epoch` to the end. Everything slow or optional happens in the callbacks."""
-    step = TrainStep(method, optimizer, loader, scaler, config)
     # A gradient scaler decides on the host whether to step; nothing else of ours does.
-    reads_nothing = method.reads_nothing and OPTIMIZERS[config.optimizer].captures and not scaler.is_enabled()
+    optimizer_reads = scaler.is_enabled() or not (is_ours(optimizer) and OPTIMIZERS[config.optimizer].captures)
+    step = TrainStep(method, optimizer, loader, scaler, config)
+    reads_nothing = method.reads_nothing and not optimizer_reads
     captured = config.capture and step.device.type == "cuda" and reads_nothing and is_recordable()
     advance: Callable[[], None] = Captured(step) if captured else step
     for epoch in range(first_epoch, config.epochs):
@@ -71,7 +72,9 @@ class TrainStep:
         config: TrainConfig,
     ) -> None:
         self.method, self.optimizer, self.loader, self.scaler = method, optimizer, loader, scaler
-        self.config, self.learning, is_shared = config, adopt(optimizer, config), loader.sharing is not None
+        self.config, is_shared = config, loader.sharing is not None
+        adopt(optimizer, config)
+        self.learning = [p for group in optimizer.param_groups for p in group["params"]]
         self.loss_of = torch.compile(method.step) if config.compile and not is_shared else method.step
         if config.compile and is_shared:  # what ranks say to each other stays outside
             method.embedder.encoder.compile()
