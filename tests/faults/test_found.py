@@ -21,7 +21,7 @@ from opencon.experiments.recipes import get_recipe, read_config
 from opencon.photos import discover as discovering
 from opencon.photos.discover import open_folder
 from opencon.photos.listing import typical_side
-from opencon.photos.names import _read_assignments, _read_embeddings
+from opencon.photos.names import _read_assignments, _read_rows
 from opencon.report.table import PhotoRow, PhotoTable, as_text, from_text
 from tests.test_cli import opencon, refused
 
@@ -125,7 +125,7 @@ def test_damaged_embeddings_are_said(tmp_path, array):
     if array is not None:
         np.save(path, array)
     with pytest.raises(RunError, match="cannot be read"):
-        _read_embeddings(path, 4)
+        _read_rows(path, 4)
 
 
 # --- names ------------------------------------------------------------------------------------------------------------
