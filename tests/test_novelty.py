@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -242,11 +243,13 @@ def test_the_table_has_every_score_and_the_methods_own():
     own = -logits.amax(dim=1)
     table = novelty_table(z, labels, rows=rows, is_novel=is_novel, logits=logits, own_novelty=own)
     assert list(table) == ["own", *NAMES]
-    assert table["own"] == novelty_detection(own[rows].numpy(), is_novel)
+    known = labels >= 0
+    assert table["own"] == novelty_detection(own[rows].numpy(), is_novel, labeled=own[known].numpy())
     assert table["own"].auroc > 0.8
     for name in NAMES:
         x = logits if SCORES[name].on == "logits" else z
-        assert table[name] == detection(SCORES[name]().fit(x, labels).score(x[rows]), is_novel)
+        score = SCORES[name]().fit(x, labels)
+        assert table[name] == detection(score.score(x[rows]), is_novel, labeled=score.score_learned(x[known]))
     assert list(novelty_table(z.numpy(), labels.numpy(), rows=rows.numpy(), is_novel=is_novel)) == ON_FEATURES
     assert list(novelty_table(z, labels, rows=rows, is_novel=is_novel, names=["knn"])) == ["knn"]
 
@@ -255,8 +258,36 @@ def test_the_table_judges_only_the_rows_asked_for():
     z, y, labels, _ = blobs(spread=0.5)
     rows = (labels < 0).nonzero()[::3, 0]
     is_novel = (y[rows] >= 3).numpy()
-    want = detection(KNN().fit(z, labels).score(z[rows]), is_novel)
+    knn = KNN().fit(z, labels)
+    want = detection(knn.score(z[rows]), is_novel, labeled=knn.score_learned(z[labels >= 0]))
     assert novelty_table(z, labels, rows=rows, is_novel=is_novel)["knn"] == want
+
+
+def test_the_threshold_of_the_table_accepts_95_percent_of_the_labeled():
+    """Labeled rows that score higher than other seen ones move the threshold up, and FPR95 down."""
+    seen, novel, labeled = torch.arange(100.0), torch.arange(100.0) - 10, torch.arange(100.0) + 50
+    is_novel = np.repeat([False, True], 100)
+    scores = torch.cat([seen, novel])
+    assert detection(scores, is_novel).fpr95 == pytest.approx(0.85)  # from 5 on
+    assert detection(scores, is_novel, labeled=labeled).fpr95 == pytest.approx(0.35)  # from 55 on
+
+
+def test_a_labeled_row_is_not_its_own_neighbor():
+    z, _, labels, _ = blobs(spread=0.5)
+    knn, known = KNN(k=1).fit(z, labels), labels >= 0
+    assert knn.score(z[known]).abs().max() < 1e-3
+    assert (knn.score_learned(z[known]) < -1e-3).all()
+    torch.testing.assert_close(knn.score_learned(z[known]), KNN(k=2).fit(z, labels).score(z[known]))
+
+
+def test_the_table_takes_the_prototypes_that_a_method_has_learned():
+    z, y, labels, _ = blobs(spread=0.5)
+    rows = (labels < 0).nonzero()[:, 0]
+    is_novel = (y[rows] >= 3).numpy()
+    learned = F.normalize(torch.randn(3, z.shape[1], generator=torch.Generator().manual_seed(0)), dim=1).to(z.dtype)
+    table = novelty_table(z, labels, rows=rows, is_novel=is_novel, prototypes=learned, names=["prototype"])
+    score = Prototype("cosine", learned, 3)
+    assert table["prototype"] == detection(score.score(z[rows]), is_novel, labeled=score.score(z[labels >= 0]))
 
 
 # --- what the user can fix ----------------------------------------------------------------------------------------------
@@ -393,7 +424,7 @@ def test_evaluate_counts_the_classes(capsys, run):
 def test_evaluate_refuses_what_it_cannot_do(capsys, run, tmp_path):
     code, out, err = opencon(capsys, "evaluate", run, "--count", "gdc", "--device", "cpu")
     assert (code, out) == (2, "")
-    assert "unknown way to count 'gdc'. Did you mean 'gcd'? Known: dtc, gcd, orca, tree." in err
+    assert "unknown way to count 'gdc'. Did you mean 'gcd'? Known: dtc, gcd, tree." in err
     assert opencon(capsys, "pretrain", "digits", "--out", tmp_path / "simclr", *TRAIN)[0] == 0
     code, _, err = opencon(capsys, "evaluate", tmp_path / "simclr", "--novelty", "--device", "cpu")
     assert code == 2

@@ -12,13 +12,6 @@ from typing import Any, get_args
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
-from scipy.optimize import linear_sum_assignment
-from sklearn.metrics import (
-    adjusted_rand_score,
-    average_precision_score,
-    normalized_mutual_info_score,
-    roc_auc_score,
-)
 from torch import Tensor
 
 from opencon.config import Protocol
@@ -26,6 +19,7 @@ from opencon.errors import ConfigError, DataError
 
 Ids = NDArray[np.int64]
 NAN = float("nan")
+MOST_NUMBERS = 10_000  # ours: classes and groups are numbered from 0 in the released code, and a square of these fits
 BLOCK_SCORES = 2**24  # similarities held at a time, 64 MiB in float32 (ours, because it fits everywhere)
 
 
@@ -64,6 +58,8 @@ def match(predicted: ArrayLike, truth: ArrayLike) -> dict[int, int]:
     Groups and classes may be any non-negative numbers and differ in how many there are. A group that shares no row with
     any class that is left over gets no name.
     """
+    from scipy.optimize import linear_sum_assignment  # late: slow to import
+
     predicted, truth = _as_ids(predicted, truth)
     groups, group = np.unique(predicted, return_inverse=True)
     classes, kind = np.unique(truth, return_inverse=True)
@@ -102,6 +98,8 @@ def open_world_accuracy(
 
 def clustering_scores(predicted: ArrayLike, truth: ArrayLike, *, num_seen: int) -> ClusteringScores:
     """Normalized mutual information (arithmetic mean of the entropies) and adjusted Rand index, all and novel rows."""
+    from sklearn.metrics import adjusted_rand_score, normalized_mutual_info_score  # late: slow to import
+
     predicted, truth = _as_ids(predicted, truth)
     is_novel = truth >= num_seen
 
@@ -116,7 +114,7 @@ def clustering_scores(predicted: ArrayLike, truth: ArrayLike, *, num_seen: int) 
     return ClusteringScores(nmi_all=nmi_all, nmi_novel=nmi_novel, ari_all=ari_all, ari_novel=ari_novel)
 
 
-def novelty_detection(novelty: ArrayLike, is_novel: ArrayLike) -> NoveltyDetection:
+def novelty_detection(novelty: ArrayLike, is_novel: ArrayLike, *, labeled: ArrayLike | None = None) -> NoveltyDetection:
     """Detection of novel images by a score that is larger for newer ones.
 
     FPR95 follows the literature, which accepts an image as seen when its seen-score (-novelty) reaches a threshold:
@@ -125,9 +123,13 @@ def novelty_detection(novelty: ArrayLike, is_novel: ArrayLike) -> NoveltyDetecti
                    without interpolation)
         fpr95      share of the novel images that are accepted as well, i.e. taken for seen
 
+    With `labeled`, the novelty of labeled images, the threshold accepts 95 % of those instead, as a user would set it.
+
     An image on the threshold is accepted, so a score that says nothing (constant) has FPR95 1, AUROC 1/2, and for AUPR
     the share of novel images. All three are nan when there is no seen or no novel image.
     """
+    from sklearn.metrics import average_precision_score, roc_auc_score  # late: slow to import
+
     score = np.asarray(novelty, dtype=np.float64)  # (M,)
     flags = np.asarray(is_novel)
     if not np.isin(flags, (0, 1)).all():
@@ -141,7 +143,7 @@ def novelty_detection(novelty: ArrayLike, is_novel: ArrayLike) -> NoveltyDetecti
         raise DataError(f"novelty has {int((~np.isfinite(score)).sum())} entries that are not finite numbers.")
     if target.all() or not target.any():
         return NoveltyDetection(auroc=NAN, aupr=NAN, fpr95=NAN)
-    accept_seen = np.sort(-score[~target])
+    accept_seen = np.sort(-score[~target] if labeled is None else -np.asarray(labeled, dtype=np.float64))
     threshold = accept_seen[len(accept_seen) // 20]  # at most 5 % of them lie strictly before it
     return NoveltyDetection(
         auroc=float(roc_auc_score(target, score)),
@@ -236,11 +238,22 @@ def _as_ids(predicted: ArrayLike, truth: ArrayLike) -> tuple[Ids, Ids]:
 
 
 def _right_when_matched(predicted: Ids, truth: Ids) -> NDArray[np.bool_]:
-    """(M,) whether the best naming gives a row's group the row's own class."""
-    naming = match(predicted, truth)
-    groups, group = np.unique(predicted, return_inverse=True)
-    names = np.array([naming.get(int(g), -1) for g in groups], dtype=np.int64)  # -1 is no class
-    right: NDArray[np.bool_] = names[group] == truth
+    """(M,) whether the best naming gives a row's group the row's own class.
+
+    Several namings can be equally good overall and differ in which rows are right. As in the code released with GCD and
+    ORCA, a square matrix over all numbers from 0 decides, so that seen and novel under `gcd` are theirs in a tie, too.
+    """
+    from scipy.optimize import linear_sum_assignment  # late: slow to import
+
+    if not len(predicted):
+        return np.zeros(0, dtype=bool)
+    if max(predicted.max(), truth.max()) >= MOST_NUMBERS:  # a square over all numbers would be too large
+        predicted, truth = (np.unique(ids, return_inverse=True)[1] for ids in (predicted, truth))
+    side = int(max(predicted.max(), truth.max())) + 1
+    shared = np.zeros((side, side), dtype=np.int64)
+    np.add.at(shared, (predicted, truth), 1)
+    _, names = linear_sum_assignment(shared.max() - shared)
+    right: NDArray[np.bool_] = names[predicted] == truth
     return right
 
 

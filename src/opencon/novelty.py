@@ -22,7 +22,6 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import ArrayLike, NDArray
-from sklearn.covariance import ledoit_wolf_shrinkage
 from torch import Tensor
 
 from opencon.errors import DataError, require
@@ -74,6 +73,10 @@ class NoveltyScore(ABC):
         blocks = torch.split(rows, max(1, BLOCK // width))  # one empty block when there are no rows
         scores = torch.cat([self._score(block) for block in blocks]).to(rows.device)
         return scores if isinstance(x, Tensor) else scores.numpy()
+
+    def score_learned(self, x: ArrayT) -> ArrayT:
+        """The same for rows that `fit` has learned from, as if each were new."""
+        return self.score(x)
 
     def _learn(self, z: Tensor, classes: Tensor) -> None:
         """Learn from N labeled rows and their classes, numbered from 0 without gaps."""
@@ -143,6 +146,8 @@ class Mahalanobis(_OnFeatures):
     """
 
     def _learn(self, z: Tensor, classes: Tensor) -> None:
+        from sklearn.covariance import ledoit_wolf_shrinkage  # late: slow to import
+
         z = z.double()
         counts = torch.bincount(classes)
         if int(counts.max()) < 2:
@@ -227,10 +232,18 @@ class KNN(_OnFeatures):
         )
         self.learned = F.normalize(z, dim=1)
 
+    def score_learned(self, x: ArrayT) -> ArrayT:
+        """A row that was learned from is its own nearest neighbor, which does not count."""
+        self.neighbor += 1
+        try:
+            return self.score(x)
+        finally:
+            self.neighbor -= 1
+
     def _score(self, rows: Tensor) -> Tensor:
         labeled = self._known(rows)
         unit = F.normalize(rows.to(labeled), dim=1)
-        neighbor = (unit @ labeled.T).topk(self.neighbor, dim=1).indices[:, -1]  # (B, N) -> (B,)
+        neighbor = (unit @ labeled.T).topk(min(self.neighbor, len(labeled)), dim=1).indices[:, -1]  # (B, N) -> (B,)
         # From the difference, because 2 - 2 cos would lose the digits of small distances.
         distance: Tensor = torch.linalg.vector_norm(unit - labeled[neighbor], dim=1)
         return -distance
@@ -244,9 +257,13 @@ SCORES.add("msp", MSP)
 SCORES.add("prototype", Prototype)
 
 
-def detection(seen_scores: Array, is_novel: ArrayLike) -> NoveltyDetection:
-    """How well a score tells novel rows from seen ones. Only here does larger-is-seen become larger-is-newer."""
-    return novelty_detection(-_tensor(seen_scores).cpu().numpy(), is_novel)
+def detection(seen_scores: Array, is_novel: ArrayLike, *, labeled: Array | None = None) -> NoveltyDetection:
+    """How well a score tells novel rows from seen ones. Only here does larger-is-seen become larger-is-newer.
+
+    With `labeled`, the scores of labeled rows, FPR95 has their 5th percentile for a threshold.
+    """
+    given = None if labeled is None else -_tensor(labeled).cpu().numpy()
+    return novelty_detection(-_tensor(seen_scores).cpu().numpy(), is_novel, labeled=given)
 
 
 def novelty_table(
@@ -257,9 +274,12 @@ def novelty_table(
     is_novel: ArrayLike,
     logits: Array | None = None,
     own_novelty: Array | None = None,
+    prototypes: Array | None = None,
     names: Iterable[str] | None = None,
 ) -> dict[str, NoveltyDetection]:
     """FPR95, AUROC and AUPR of every score, with its defaults, on one trained run.
+
+    The threshold of FPR95 accepts 95 % of the labeled rows (OpenCon, appendix "OOD Detection Comparison").
 
     Args:
         features: (M, D) all rows, labeled ones among them.
@@ -268,20 +288,26 @@ def novelty_table(
         is_novel: (R,) the truth about those.
         logits: (M, S) of the seen classes; None leaves out the scores that need them.
         own_novelty: (M,) the method's own score, LARGER FOR NEWER as in `Assignment.novelty`; it becomes the row "own".
+        prototypes: (S, D) of the seen classes, where the method has learned some; None: directions of the labeled means.
         names: which scores; None: all.
     """
     given = {"features": _tensor(features)}
     if logits is not None:
         given["logits"] = _tensor(logits)
     place = _tensor(rows).cpu()
+    known = (_tensor(labels).cpu() >= 0).nonzero()[:, 0]
     table = {}
     if own_novelty is not None:
-        table["own"] = novelty_detection(_tensor(own_novelty).cpu()[place].numpy(), is_novel)
+        own = _tensor(own_novelty).cpu()
+        table["own"] = novelty_detection(own[place].numpy(), is_novel, labeled=own[known].numpy())
     for name in SCORES.names() if names is None else names:
         kind = SCORES[name]
         if kind.on in given:
             x = given[kind.on]
-            table[name] = detection(kind().fit(x, labels).score(x[place.to(x.device)]), is_novel)
+            learned = Prototype("cosine", prototypes, len(prototypes)) if prototypes is not None else Prototype()
+            score = (learned if kind is Prototype else kind()).fit(x, labels)
+            judged, labeled = (x[which.to(x.device)] for which in (place, known))
+            table[name] = detection(score.score(judged), is_novel, labeled=score.score_learned(labeled))
     return table
 
 

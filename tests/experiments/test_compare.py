@@ -61,6 +61,29 @@ def test_published_numbers_stand_beside_what_was_measured_alike(runs, tmp_path):
     assert [row.published for section in sections for row in section.rows] == [None, None, None]
 
 
+@pytest.mark.parametrize(
+    ("setting", "is_shown"),
+    [
+        ("method.weight_novel=0", False),
+        ("train.epochs=20", False),
+        ("split.labeled_ratio=0.1", False),
+        ("train.capture=false", True),
+        ("split.seed=3", True),
+        ("encoder.weights=w.pt", True),
+    ],
+)
+def test_a_number_of_the_main_table_does_not_stand_beside_an_ablation(tmp_path, setting, is_shown):
+    (section,) = compare_runs([make_run(tmp_path / "a", settings=[setting])])
+    assert (section.rows[0].published is not None) == is_shown
+
+
+def test_the_csv_says_how_much_is_labeled_and_how_many_classes_are_looked_for(tmp_path):
+    for name, settings in (("a", []), ("b", ["split.num_classes=124", "split.labeled_ratio=0.25"])):
+        make_run(tmp_path / name, settings=settings)
+    rows = list(csv.DictReader(io.StringIO(render(compare_runs([tmp_path]), "csv"))))
+    assert sorted((row["num_classes"], row["labeled_ratio"]) for row in rows) == [("100", "0.5"), ("124", "0.25")]
+
+
 def test_published_numbers_are_of_methods_and_data_sets_that_exist():
     for data, numbers in published_numbers().items():
         assert data in SETTINGS, data

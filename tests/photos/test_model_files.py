@@ -13,7 +13,8 @@ import torch
 from PIL import Image
 from torch import nn
 
-from opencon.encoders import efficientnet_lite, stored
+from opencon import encoders
+from opencon.encoders import efficientnet_lite
 from opencon.encoders.pretrained import PretrainedEncoder, fingerprint, open_encoder
 from opencon.encoders.stored import EncoderFacts, stored_encoder
 from opencon.encoders.timm import TimmEncoder
@@ -192,12 +193,12 @@ def test_photos_with_odd_names_are_predicted(model, photos, tmp_path):
 def test_an_encoder_of_timm_is_built_without_its_download(tmp_path, monkeypatch):
     asked = []
 
-    def timm_encoder(name, *, image_size, pretrained=True):
+    def timm_encoder(name, *, image_size, in_channels=3, pretrained=True):
         asked.append((name, image_size, pretrained))
         body = nn.Sequential(nn.Flatten(), nn.Linear(3 * 8 * 8, 5))
         return TimmEncoder(body, {"input_size": (3, 8, 8), "mean": (0.5,), "std": (0.2,)})
 
-    monkeypatch.setattr(stored, "timm_encoder", timm_encoder)
+    monkeypatch.setattr(encoders, "timm_encoder", timm_encoder)
     net = timm_encoder("tiny", image_size=8)
     facts = EncoderFacts.of(PretrainedEncoder("timm:tiny", net, 8, net.mean, net.std, fingerprint(net)))
     safetensors.torch.save_file(net.state_dict(), tmp_path / "encoder.safetensors")
@@ -227,15 +228,15 @@ def test_not_a_model(tmp_path, run):
 
 
 @pytest.mark.parametrize(
-    ("number", "way_out"), [(1, "Run the discovery again."), (3, "Run: pip install --upgrade opencon")]
+    ("number", "way_out"), [(2, "Run the discovery again."), (4, "Run: pip install --upgrade opencon")]
 )
 def test_another_format_says_what_to_do(saved, number, way_out):
     edit(saved, format=number, opencon="9.1")
-    with pytest.raises(RunError, match=rf"has format {number} \(opencon 9.1\).* reads format 2. {way_out}"):
+    with pytest.raises(RunError, match=rf"has format {number} \(opencon 9.1\).* reads format 3. {way_out}"):
         OpenConModel.from_pretrained(saved)
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe\x00garbage", b'{"format": 2}', b'{"format": "one"}', b"[1]"])
+@pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe\x00garbage", b'{"format": 3}', b'{"format": "one"}', b"[1]"])
 def test_damaged_settings(saved, content):
     (saved / "model.json").write_bytes(content)
     with pytest.raises(RunError, match=r"cannot be read \(.*Copy it again, or run the discovery again.|is not a model"):

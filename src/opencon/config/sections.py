@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field, fields, is_dataclass
+from typing import Any, ClassVar, Literal
 
-from opencon.errors import require
+from opencon.errors import require, require_seed, shown
 
 Protocol = Literal["orca", "gcd"]
 EvaluationSet = Literal["unlabeled", "test"]
 Precision = Literal["fp32", "bf16", "fp16"]
 FrozenNorm = Literal["batch", "running", "measured"]
+
+LARGEST_SIDE = 8192  # pixels of a stored image or a view, ours: a batch of one such image is 0.2 GB
+SIDES = f"between 8 and {LARGEST_SIDE:,} pixels"  # for messages
+LARGEST_LAYER = 1 << 16  # numbers in a layer of the head, ours: ten times the widest that any paper here has
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,29 +25,56 @@ class DataConfig:
 
     name: str  # a data set by name, or "folder" / "list" for your own files
     root: str | None = None  # where its files lie; None: ~/.cache/opencon
+    unlabeled: str | None = None  # with "folder": another folder, of images without a label
+    truth: str | None = None  # their classes, to measure with: "folders" (its sub-folders), or a table file,class
+    test: str | None = (
+        None  # with "folder" and "list": held-out images, a folder with a sub-folder per class, or a list
+    )
     image_size: int | None = None  # side in pixels at which photos are stored; digits and CIFAR have their own
     # Photos in files: images that take more than this (1e9 bytes) are read from their files while training; 0: always.
     memory_gb: float | None = None  # None: half of the memory of the machine or of its GPU, whichever is smaller
 
     def __post_init__(self) -> None:
         size, gb = self.image_size, self.memory_gb
-        require(size is None or size >= 8, f"data.image_size = {size} must be at least 8 pixels.")
+        require(size is None or 8 <= size <= LARGEST_SIDE, f"data.image_size = {shown(size)} must lie {SIDES}.")
         require(gb is None or 0 <= gb < float("inf"), f"data.memory_gb = {gb} must be a number of GB, 0 or more.")
+        for key, names in (("unlabeled", ("folder",)), ("truth", ("folder",)), ("test", ("folder", "list"))):
+            value = getattr(self, key)
+            require(
+                value is None or self.name in names,
+                f"data.{key} = {value!r} is for data.name = {' or '.join(names)}, not for {self.name!r}. Leave it out.",
+            )
+        require(
+            self.truth is None or self.unlabeled is not None,
+            f"data.truth = {self.truth!r} says the classes of data.unlabeled (--unlabeled), and there is none.",
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
 class SplitConfig:
     """Which classes have labels, and how many of their images."""
 
-    num_seen: int  # classes that have labels: the first ones in class order
-    num_classes: int | None = None  # classes to look for, seen + novel; None: as many as the data has
-    labeled_ratio: float = 0.5  # chance of an image of a seen class to keep its label
+    num_seen: int | None = None  # classes that have labels, the first ones in class order; None: as the data says
+    seen_classes: tuple[str, ...] = ()  # their names, instead of their number
+    # Classes to look for, seen + novel. None: as many as the data has. "auto": as many as the first features suggest.
+    num_classes: int | Literal["auto"] | None = None
+    labeled_ratio: float = 0.5  # chance of an image of a seen class to keep its label, or the exact share
+    rule: Literal["coin", "exact"] = "coin"  # a draw for each image (ORCA, OpenCon), or a share of all of them (GCD)
+    # Only the labeled images, half of whose classes are seen: to choose settings without looking at the others (OpenCon,
+    # appendix on hyperparameters).
+    validation: bool = False
+    held_out: float = 0.1  # where the data itself gives labels: the share of them that is kept back, to measure with
     seed: int = 0  # fixes the split only, not the training
 
     def __post_init__(self) -> None:
-        require(self.num_seen >= 1, f"split.num_seen = {self.num_seen} must be at least 1.")
+        if self.seen_classes:
+            twice = next((name for name in self.seen_classes if self.seen_classes.count(name) > 1), None)
+            require(twice is None, f"split.seen_classes names {twice!r} twice.")
+            object.__setattr__(self, "num_seen", len(self.seen_classes))
+        require(self.num_seen is None or self.num_seen >= 1, f"split.num_seen = {self.num_seen} must be at least 1.")
+        require(0 <= self.held_out < 1, f"split.held_out = {self.held_out} must be at least 0 and below 1.")
         require(
-            self.num_classes is None or self.num_seen < self.num_classes,
+            self.known_classes is None or self.num_seen is None or self.num_seen < self.known_classes,
             f"split.num_seen = {self.num_seen} leaves no novel class among split.num_classes = {self.num_classes}. "
             f"Lower num_seen, or raise num_classes.",
         )
@@ -50,7 +83,13 @@ class SplitConfig:
             f"split.labeled_ratio = {self.labeled_ratio} must lie strictly between 0 and 1: at 0 nothing is labeled, "
             f"at 1 no image of a seen class is left among the unlabeled.",
         )
-        require(self.seed >= 0, f"split.seed = {self.seed} must not be negative.")
+        # NumPy's generator, which draws the released splits, takes no more.
+        require(0 <= self.seed < 2**32, f"split.seed = {shown(self.seed)} must be a whole number from 0 to 2^32 - 1.")
+
+    @property
+    def known_classes(self) -> int | None:
+        """`num_classes` where it is a number."""
+        return self.num_classes if isinstance(self.num_classes, int) else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +110,7 @@ class AugmentConfig:
     blur_sigma: tuple[float, float] = (0.1, 2.0)
     rotate: float = 0.0  # degrees, uniform in +-rotate
     shift: float = 0.0  # share of the side, uniform in +-shift, each axis
+    whole_pixels: bool = False  # shift by whole pixels, which leaves the image sharp: a crop after padding
     zoom: tuple[float, float] = (1.0, 1.0)  # scale of rotate/shift warps, uniform
     rand_ops: int = 0  # N of RandAugment (arXiv:1909.13719): operations in a row, each drawn from fourteen
     rand_magnitude: float = 9.0  # M, of at most 30; 9 is the paper's for ResNet-50
@@ -84,7 +124,8 @@ class AugmentConfig:
         for name in ("flip_p", "jitter_p", "gray_p", "blur_p", "mix_p"):
             p = getattr(self, name)
             require(0.0 <= p <= 1.0, f"{at}.{name} = {p} must lie between 0 and 1.")
-        require(self.size is None or self.size >= 8, f"{at}.size = {self.size} must be at least 8 pixels.")
+        size = self.size
+        require(size is None or 8 <= size <= LARGEST_SIDE, f"{at}.size = {shown(size)} must lie {SIDES}.")
         low, high = self.crop_scale or (1.0, 1.0)
         require(0.0 < low <= high <= 1.0, f"{at}.crop_scale = {self.crop_scale} must satisfy 0 < low <= high <= 1.")
         for name in ("crop_ratio", "blur_sigma", "zoom"):
@@ -128,7 +169,7 @@ class EncoderConfig:
     """The network, the weights it starts from, and which part of it learns."""
 
     name: str
-    weights: str | None = None  # a file; None: random
+    weights: str | None = None  # a file; "installed": those that come with the encoder; None: random
     train_from: str = "all"  # first stage that learns: a stage name, "all" or "head"
     frozen_norm: FrozenNorm = "batch"  # statistics of frozen batch norms; released: batch
     fold_frozen: bool = True  # without batch statistics: frozen batch norms folded into the convolutions before them
@@ -141,7 +182,12 @@ class EncoderConfig:
     def __post_init__(self) -> None:
         require(len(self.mean) == len(self.std), f"encoder.mean has {len(self.mean)} values, std {len(self.std)}.")
         require(all(s > 0 for s in self.std), f"encoder.std = {self.std} must be above zero.")
-        require(self.head_dim >= 2, f"encoder.head_dim = {self.head_dim} must be at least 2.")
+        most, dim, hidden = LARGEST_LAYER, self.head_dim, self.head_hidden
+        require(2 <= dim <= most, f"encoder.head_dim = {shown(dim)} must lie between 2 and {most:,}.")
+        require(
+            hidden is None or 1 <= hidden <= most,
+            f"encoder.head_hidden = {shown(hidden)} must lie between 1 and {most:,}, or be none: as wide as the features.",
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,6 +210,10 @@ class MethodConfig:
     trains: ClassVar[bool] = True  # False: it has no step, and its runs have no epoch
     views: ClassVar[Views] = Views()  # what it can do with views
 
+    def corrects(self, is_counted: bool) -> bool:
+        """Whether it changes the number of classes while it trains; `is_counted`: the number is an estimate."""
+        return False
+
 
 @dataclass(frozen=True, kw_only=True)
 class GroupConfig:
@@ -183,6 +233,10 @@ class GroupConfig:
             self.lr is not None or self.weight_decay is not None,
             f"train.groups: the rule for {', '.join(self.match)} changes nothing. Give it lr or weight_decay.",
         )
+
+    def corrects(self, is_counted: bool) -> bool:
+        """Whether it changes the number of classes while it trains; `is_counted`: the number is an estimate."""
+        return False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -210,6 +264,7 @@ class TrainConfig:
     compile: bool = False  # torch.compile for encoder, losses, and views that have no kernel
     capture: bool = True  # on a GPU: record the step once as a CUDA graph and replay it
     kernels: bool = True  # on a GPU: Triton kernels for small views, a learning ResNet, prototypes (capture needs them)
+    sync_norms: bool = True  # under torchrun: batch norms see the whole batch; false: each rank its own share of it
     seed: int = 0
     log_every: int = 50  # steps between two checks of the loss (each makes the host wait)
     save_seconds: float = 30.0  # at most this much work is lost to a kill -9; Ctrl-C loses none but the epoch
@@ -217,8 +272,9 @@ class TrainConfig:
     def __post_init__(self) -> None:
         for name in ("batch_size", "log_every"):
             require(getattr(self, name) >= 1, f"train.{name} = {getattr(self, name)} must be at least 1.")
-        for name in ("epochs", "lr_end", "momentum", "weight_decay", "warmup_epochs", "seed", "save_seconds"):
+        for name in ("epochs", "lr_end", "momentum", "weight_decay", "warmup_epochs", "save_seconds"):
             require(getattr(self, name) >= 0, f"train.{name} = {getattr(self, name)} must not be negative.")
+        require_seed(self.seed, "train.seed")
         require(self.lr > 0, f"train.lr = {self.lr} must be above zero.")
         require(self.lr_end <= self.lr, f"train.lr_end = {self.lr_end} must not be above train.lr = {self.lr}.")
         require(self.momentum < 1, f"train.momentum = {self.momentum} must be below 1.")
@@ -279,6 +335,8 @@ class RunConfig:
     eval: EvalConfig = field(default_factory=EvalConfig)
 
     def __post_init__(self) -> None:
+        for key, value in _numbers(self, ""):
+            require(math.isfinite(value), f"{key} = {value} must be a finite number.")
         self._check_views()
         first, second = self.augment.size, self.strong.size if self.strong is not None else self.augment.size
         require(first == second, f"strong.size = {second} must be augment.size = {first}: both views are of one size.")
@@ -309,3 +367,15 @@ class RunConfig:
 
 def _in_words(number: int | None) -> str:
     return {1: "one", 2: "two", 3: "three"}.get(number or 0, str(number))
+
+
+def _numbers(value: Any, at: str) -> Iterator[tuple[str, float]]:
+    """Every floating point number in nested settings, with its dotted key."""
+    if isinstance(value, float):
+        yield at, value
+    elif isinstance(value, tuple):
+        for i, inner in enumerate(value):
+            yield from _numbers(inner, f"{at}.{i}" if is_dataclass(inner) else at)
+    elif is_dataclass(value):
+        for f in fields(value):
+            yield from _numbers(getattr(value, f.name), f"{at}.{f.name}".lstrip("."))

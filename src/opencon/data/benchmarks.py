@@ -15,21 +15,30 @@ import tarfile
 import urllib.request
 import warnings
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from opencon.config import DataConfig
-from opencon.data.list_files import list_from_file
-from opencon.data.listings import Listing, list_folder
+from opencon.data.given import list_files
 from opencon.data.sources import ImageSet, from_arrays, load_listing
 from opencon.errors import ConfigError, DataError
 from opencon.files import write_whole
 from opencon.registry import Registry
+
+
+@dataclass(frozen=True)
+class Given:
+    """Labels that come with the files."""
+
+    num_seen: int  # classes of which there are labels
+    num_labeled: int
+    num_known: int  # images without a label whose class is known all the same, to measure with
 
 
 @dataclass(frozen=True)
@@ -46,6 +55,8 @@ class DatasetInfo:
     needs: str  # which files, in words
     mean: tuple[float, ...]  # per channel, of pixels in [0, 1]
     std: tuple[float, ...]
+    class_names: tuple[str, ...] = ()  # where they are known without loading
+    given: Given | None = None  # where the files say which images are labeled; else the split draws them
 
     def require_test(self) -> None:
         """Raise a DataError where there are no held-out images."""
@@ -66,6 +77,21 @@ class Dataset:
         self.info.require_test()
         assert self.test is not None
         return self.test
+
+    def seen_first(self, names: Sequence[str]) -> Dataset:
+        """The same images, the classes numbered so that these come first."""
+        test = self.test.seen_first(names) if self.test is not None else None
+        return replace(self, train=self.train.seen_first(names), test=test)
+
+
+def labeled_part(dataset: Dataset, rows: Tensor, num_seen: int) -> Dataset:
+    """These training images alone, which are of the first classes, and no test images."""
+    train = dataset.train
+    if not isinstance(train.images, Tensor):
+        raise DataError("split.validation needs images in memory. Raise data.memory_gb, or lower data.image_size.")
+    files = tuple(train.files[int(i)] for i in rows) if train.files else ()
+    part = ImageSet(train.images[rows], train.classes[rows], train.class_names[:num_seen], files)
+    return Dataset(replace(dataset.info, num_classes=num_seen, num_train=len(rows), num_test=0), part, None)
 
 
 @dataclass(frozen=True)
@@ -135,6 +161,7 @@ DIGITS = DatasetInfo(
     needs="nothing: comes with scikit-learn",
     mean=(0.3053,),  # of these images; a test computes them again
     std=(0.3759,),
+    class_names=tuple("0123456789"),
 )
 DATASETS.add("digits", DatasetEntry(DIGITS, _inspect_digits, _load_digits))
 
@@ -251,7 +278,8 @@ def _read_archive(archive: Path, files: CifarFiles) -> dict[str, bytes]:
     try:
         with tarfile.open(archive, "r:gz") as tar:
             for member in tar:
-                file = tar.extractfile(member) if member.name in wanted else None
+                # A link in place of a file could lead anywhere, or in a circle.
+                file = tar.extractfile(member) if member.name in wanted and member.isreg() else None
                 if file is not None:
                     content[wanted[member.name]] = file.read()
     except (tarfile.TarError, EOFError, zlib.error, OSError) as err:
@@ -334,29 +362,39 @@ IMAGE_SIZE = 224  # the side that ImageNet encoders are trained with
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
-def _listing(config: DataConfig) -> Listing:
-    what = "the folder with one sub-folder per class" if config.name == "folder" else "the list file"
-    if config.root is None:
-        raise ConfigError(f"data.name = {config.name!r} needs data.root: {what}.")
-    return list_folder(config.root) if config.name == "folder" else list_from_file(config.root)
-
-
 def _inspect_files(config: DataConfig, info: DatasetInfo, download: bool) -> DatasetInfo:
-    listing = _listing(config)
-    size = config.image_size if config.image_size is not None else info.image_size
-    return replace(info, num_classes=len(listing.class_names), num_train=len(listing.paths), image_size=size)
+    train, test = list_files(config)
+    given = None
+    if train.given is not None:
+        num_known = sum(c >= 0 for c in train.classes) - sum(train.given)
+        given = Given(train.num_given, sum(train.given), num_known)
+    return replace(
+        info,
+        num_classes=len(train.class_names),
+        num_train=len(train.paths),
+        num_test=len(test.paths) if test is not None else 0,
+        image_size=config.image_size if config.image_size is not None else info.image_size,
+        class_names=train.class_names,
+        given=given,
+    )
 
 
 def _load_files(config: DataConfig, info: DatasetInfo, download: bool) -> Dataset:
-    train = load_listing(_listing(config), info.image_size, config.memory_gb)
-    return Dataset(replace(info, num_train=len(train)), train, None)
+    listed, listed_test = list_files(config)
+    train = load_listing(listed, info.image_size, config.memory_gb)
+    test = load_listing(listed_test, info.image_size, memory_gb=0) if listed_test is not None else None
+    return Dataset(replace(info, num_train=len(train), num_test=len(test) if test is not None else 0), train, test)
 
 
 def _files_info(name: str, title: str, needs: str) -> DatasetInfo:
     return DatasetInfo(name, title, 0, 0, 0, IMAGE_SIZE, 3, needs, IMAGENET_MEAN, IMAGENET_STD)
 
 
-FOLDER = _files_info("folder", "Your own folder", "data.root: a folder with one sub-folder of images per class")
+FOLDER = _files_info(
+    "folder",
+    "Your own folder",
+    "data.root: a folder with one sub-folder of images per class; data.unlabeled: one of images without a label",
+)
 LIST = _files_info("list", "Your own list", "data.root: a text or CSV file with one image path and its class a line")
 DATASETS.add("folder", DatasetEntry(FOLDER, _inspect_files, _load_files, is_resized=True))
 DATASETS.add("list", DatasetEntry(LIST, _inspect_files, _load_files, is_resized=True))

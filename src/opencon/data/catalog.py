@@ -39,7 +39,9 @@ def _add(layout: Layout, title: str, counts: tuple[int, int, int], parts: Callab
     def inspect(config: DataConfig, info: DatasetInfo, download: bool) -> DatasetInfo:
         train, test = parts(data_root(config))
         size = config.image_size if config.image_size is not None else info.image_size
-        return replace(info, num_train=len(train.paths), num_test=len(test.paths) if test else 0, image_size=size)
+        num_test = len(test.paths) if test else 0
+        names = train.class_names
+        return replace(info, num_train=len(train.paths), num_test=num_test, image_size=size, class_names=names)
 
     def load(config: DataConfig, info: DatasetInfo, download: bool) -> Dataset:
         listed, listed_test = parts(data_root(config))

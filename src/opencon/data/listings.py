@@ -12,9 +12,10 @@ from pathlib import Path
 
 from opencon.errors import DataError
 
-IMAGE_SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"})
+HEIC_SUFFIXES = frozenset({".heic", ".heif"})  # of phones; decoding them is an extra
+IMAGE_SUFFIXES = HEIC_SUFFIXES | {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
 # Photos in other formats: they are listed, so that we report them as unreadable instead of skipping them silently.
-OTHER_SUFFIXES = frozenset({".arw", ".avif", ".cr2", ".cr3", ".dng", ".heic", ".heif", ".nef", ".orf", ".raf", ".rw2"})
+OTHER_SUFFIXES = frozenset({".arw", ".avif", ".cr2", ".cr3", ".dng", ".nef", ".orf", ".raf", ".rw2"})
 PART_NAMES = frozenset({"test", "train", "training", "val", "valid", "validation"})  # folders that are never classes
 
 
@@ -23,9 +24,17 @@ class Listing:
     """Image files with their classes, not yet opened."""
 
     paths: tuple[Path, ...]
-    classes: tuple[int, ...]
+    classes: tuple[int, ...]  # -1: nobody says which
     class_names: tuple[str, ...]
     problems: tuple[str, ...] = ()
+    # Which images carry a label, where the files say so; their classes come first. None: the split draws them.
+    given: tuple[bool, ...] | None = None
+
+    @property
+    def num_given(self) -> int:
+        """Classes of which the files give labels."""
+        given = self.given or ()
+        return len({c for c, is_given in zip(self.classes, given, strict=False) if is_given})
 
 
 def printable(path: Path) -> str:

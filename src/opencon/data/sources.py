@@ -9,13 +9,15 @@ Letters: M images, H height, W width.
 
 from __future__ import annotations
 
+import functools
+import io
 import math
 import os
 import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +27,17 @@ import torch
 from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
-from opencon.data.listings import OTHER_SUFFIXES, Listing, printable
+from opencon.data.listings import HEIC_SUFFIXES, OTHER_SUFFIXES, Listing, printable
+from opencon.data.pixel_budget import BUDGET
 from opencon.data.streaming import PIECE, Images, StreamedImages
 from opencon.errors import DataError
+from opencon.registry import did_you_mean
 
 # Twice Pillow's own warning level, which is where Pillow refuses too. Fixed here, so that the same images are read
 # whatever the program around us has set in Pillow. A 108 megapixel phone photo still passes.
 MAX_PIXELS = 178_956_970
 
+MOST_NAMES = 20  # classes named in a message, ours
 DECODE_THREADS = 8  # ours: Pillow releases the lock while decoding; more threads only cost memory
 
 
@@ -41,10 +46,11 @@ class ImageSet:
     """Images with their true classes. The classes are for splitting and scoring only, never for a training step."""
 
     images: Images  # (M, channels, H, W) uint8, on the CPU
-    classes: Tensor  # (M,) int64
+    classes: Tensor  # (M,) int64; -1 where nobody knows
     class_names: tuple[str, ...]
     files: tuple[str, ...] = ()  # where the images came from, if from files
     problems: tuple[str, ...] = ()  # files set aside, with the reason
+    given: Tensor | None = None  # (M,) bool: which carry a label, where the files say so; None: the split draws them
 
     def __post_init__(self) -> None:
         images, classes = self.images, self.classes
@@ -59,7 +65,7 @@ class ImageSet:
         if len(classes) != len(images):
             raise DataError(f"there are {len(images)} images but {len(classes)} classes. Give one class per image.")
         low, high = int(classes.min()), int(classes.max())
-        if low < 0 or high >= len(self.class_names):
+        if low < (0 if self.given is None else -1) or high >= len(self.class_names):
             raise DataError(
                 f"classes lie between {low} and {high}; with {len(self.class_names)} class names they must lie "
                 f"between 0 and {len(self.class_names) - 1}."
@@ -69,9 +75,25 @@ class ImageSet:
             raise DataError(f"the class name {twice!r} is given twice. Class names must differ.")
         if self.files and len(self.files) != len(images):
             raise DataError(f"there are {len(images)} images but {len(self.files)} file names.")
+        if self.given is not None and bool((self.given & (classes < 0)).any()):
+            raise DataError("an image that carries a label has no class. Give its class, or no label.")
 
     def __len__(self) -> int:
         return len(self.images)
+
+    def seen_first(self, names: Sequence[str]) -> ImageSet:
+        """The same images with these classes first; where the files give labels, only those of these classes count."""
+        unknown = next((name for name in names if name not in self.class_names), None)
+        if unknown is not None:
+            hint = did_you_mean(unknown, self.class_names)
+            some = ", ".join(self.class_names[:MOST_NAMES]) + (", ..." if len(self.class_names) > MOST_NAMES else "")
+            raise DataError(f"split.seen_classes: there is no class {unknown!r}.{hint} There are: {some}.")
+        order = (*names, *(name for name in self.class_names if name not in set(names)))
+        place = {name: c for c, name in enumerate(order)}
+        number = torch.tensor([place[name] for name in self.class_names] + [-1])  # the last one stands for -1
+        classes = number[self.classes]
+        given = None if self.given is None else self.given & (classes < len(names))
+        return replace(self, classes=classes, class_names=order, given=given)
 
 
 # --- arrays -----------------------------------------------------------------------------------------------------------
@@ -155,15 +177,15 @@ def load_listing(listing: Listing, image_size: int, memory_gb: float | None = ma
     if not kept:
         raise DataError(f"none of the {len(paths)} images can be read. The first: {problems[0]}")
     classes = torch.tensor([listing.classes[i] for i in kept])
-    counts = torch.bincount(classes, minlength=len(listing.class_names))  # (C,)
-    for c, name in enumerate(listing.class_names):
-        if counts[c] == 0 and c in listing.classes:
-            lost = next(
-                p for p, i in zip(problems, _others(kept, listing.paths), strict=True) if listing.classes[i] == c
-            )
-            raise DataError(f"class {name!r} has no readable image. One of its files: {lost}")
+    given = None if listing.given is None else torch.tensor([listing.given[i] for i in kept])
+    needed = listing.given or [True] * len(paths)  # a class that only serves to measure may be lost
+    have = {listing.classes[i] for i in kept if needed[i]}
+    for problem, i in zip(problems, _others(kept, paths), strict=True):
+        if needed[i] and listing.classes[i] not in have:
+            name = listing.class_names[listing.classes[i]]
+            raise DataError(f"class {name!r} has no readable image. One of its files: {problem}")
     files = tuple(str(listing.paths[i]) for i in kept)
-    return ImageSet(images, classes, listing.class_names, files, listing.problems + problems)
+    return ImageSet(images, classes, listing.class_names, files, listing.problems + problems, given)
 
 
 def spare_memory_gb() -> float:
@@ -176,7 +198,7 @@ def spare_memory_gb() -> float:
         sizes = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
     if torch.cuda.is_available():
         sizes.append(torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory)
-    return min(sizes) / 2 / 1e9
+    return min(sizes) / 2 / 1e9 / int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # ranks on one machine share its memory
 
 
 def read_images(paths: Sequence[Path], image_size: int) -> tuple[Tensor, list[int], tuple[str, ...]]:
@@ -199,14 +221,8 @@ def _sift(paths: Sequence[Path], read: Callable[[int], None]) -> tuple[list[int]
     def reason(i: int) -> str | None:
         try:
             read(i)
-        except Image.DecompressionBombError:
-            return f"has too many pixels to decode (the limit is {MAX_PIXELS:,}). Shrink it."
-        except UnidentifiedImageError:
-            if (suffix := paths[i].suffix.lower()) in OTHER_SUFFIXES:
-                return f"is in a format that cannot be read ({suffix}). Convert it to JPEG."
-            return "is empty" if os.path.getsize(paths[i]) == 0 else "is not an image, whatever its name says"
         except Exception as err:  # a damaged file can raise nearly anything inside Pillow's decoders
-            return f"cannot be decoded ({type(err).__name__}: {err})"
+            return _why(err, paths[i].suffix, os.path.exists(paths[i]) and os.path.getsize(paths[i]) == 0)
         return None
 
     def reasons_of_piece(first: int) -> list[str | None]:
@@ -219,11 +235,52 @@ def _sift(paths: Sequence[Path], read: Callable[[int], None]) -> tuple[list[int]
     return kept, tuple(f"{printable(path)} {why}" for path, why in zip(paths, reasons, strict=True) if why)
 
 
+def _why(err: Exception, suffix: str, is_empty: bool) -> str:
+    """Why an image cannot be read, in words that follow its name."""
+    suffix = suffix.lower()
+    if isinstance(err, Image.DecompressionBombError):
+        return f"has too many pixels to decode (the limit is {MAX_PIXELS:,}). Shrink it."
+    if isinstance(err, UnidentifiedImageError):
+        if suffix in OTHER_SUFFIXES:
+            return f"is in a format that cannot be read ({suffix}). Convert it to JPEG."
+        if suffix in HEIC_SUFFIXES and not can_read_heic():
+            return "is HEIC, which needs a package that is missing. Run: pip install 'opencon[heic]'"
+        return "is empty" if is_empty else "is not an image, whatever its name says"
+    return f"cannot be decoded ({type(err).__name__}: {err})"
+
+
+@functools.cache
+def can_read_heic() -> bool:
+    """Whether Pillow reads HEIC from now on, which takes the extra `heic`."""
+    try:
+        from pillow_heif import register_heif_opener
+    except ImportError:
+        return False
+    register_heif_opener()
+    return True
+
+
+def decode_bytes(content: bytes, name: str, size: int) -> npt.NDArray[np.uint8] | str:
+    """One image (3, size, size) from the bytes of its file, as `read_images` decodes it; or why it cannot be read."""
+    if Path(name).suffix.lower() in HEIC_SUFFIXES:
+        can_read_heic()
+    try:
+        with _checked(Image.open(io.BytesIO(content))) as file:
+            return _square(file, size)
+    except Exception as err:  # as in `_sift`
+        return _why(err, Path(name).suffix, not content)
+
+
 def _open(path: Path) -> Image.Image:
     """Open a file whose header says that it is an image of an acceptable size."""
     if not path.is_file():  # a pipe would block forever, and a dangling link deserves a plain message
         raise FileNotFoundError("not a file")
-    file = Image.open(path)
+    if path.suffix.lower() in HEIC_SUFFIXES:
+        can_read_heic()
+    return _checked(Image.open(path))
+
+
+def _checked(file: Image.Image) -> Image.Image:
     if file.width * file.height > MAX_PIXELS:
         file.close()
         raise Image.DecompressionBombError
@@ -233,17 +290,23 @@ def _open(path: Path) -> Image.Image:
 def _decode(path: Path, size: int) -> npt.NDArray[np.uint8]:
     """One image as (3, size, size)."""
     with _open(path) as file:
-        # A JPEG decodes at 1/2, 1/4 or 1/8, as long as a quarter more is left than we need. Ours: half as
-        # much again costs half as much time again. In two photos, pixels are off by 0.4 and 0.9 gray levels in the mean
-        # instead of 0.2 and 0.3.
-        file.draft(None, (size * 5 // 4, size * 5 // 4))
+        return _square(file, size)
+
+
+def _square(file: Image.Image, size: int) -> npt.NDArray[np.uint8]:
+    """Upright, RGB, the central square, (3, size, size)."""
+    # A JPEG decodes at 1/2, 1/4 or 1/8, as long as a quarter more is left than we need. Ours: half as much again costs half
+    # as much time again. In two photos, pixels are off by 0.4 and 0.9 gray levels in the mean instead of 0.2 and 0.3.
+    file.draft(None, (size * 5 // 4, size * 5 // 4))
+    with BUDGET.take(file.width * file.height):
         ImageOps.exif_transpose(file, in_place=True)
         image = _to_rgb(file)
-    # Scaling only the central square equals scaling everything and then cropping, but a panorama does not grow first.
-    short = min(image.size)
-    left, top = (image.width - short) / 2, (image.height - short) / 2
-    # Bicubic, as in the evaluation transforms of DINO and EfficientNet; Pillow widens the filter when shrinking.
-    square = image.resize((size, size), Image.Resampling.BICUBIC, box=(left, top, left + short, top + short))
+        # Scaling only the central square equals scaling everything and then cropping, but a panorama does not grow first.
+        short = min(image.size)
+        left, top = (image.width - short) / 2, (image.height - short) / 2
+        # Bicubic, as in the evaluation transforms of DINO and EfficientNet; Pillow widens the filter when shrinking.
+        square = image.resize((size, size), Image.Resampling.BICUBIC, box=(left, top, left + short, top + short))
+        del image
     return np.moveaxis(np.array(square, dtype=np.uint8), 2, 0)
 
 

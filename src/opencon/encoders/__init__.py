@@ -5,7 +5,7 @@
     `pretrained.open_encoder`   an encoder with its weights, from one word
     `weights.load_weights`      weights from a file, whatever the names in it
 
-To add an encoder: a file here, and a line for `ENCODERS` below.
+To add an encoder: a file here, and a line for `ENCODERS` below. `encoder_entry` also knows those of timm.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from opencon.encoders.efficientnet_lite import MEAN, STD, efficientnet_lite0, lo
 from opencon.encoders.embedder import Embedder
 from opencon.encoders.heads import projection_head
 from opencon.encoders.resnet import resnet18, resnet18_cifar, resnet50
+from opencon.encoders.timm import PREFIX, TimmEncoder, timm_encoder
 from opencon.encoders.vit import vit_b16, vit_s16
 from opencon.encoders.weights import LoadReport, load_weights
 from opencon.registry import Registry
@@ -32,6 +33,7 @@ __all__ = [
     "EncoderEntry",
     "LoadReport",
     "build_embedder",
+    "encoder_entry",
     "load_weights",
 ]
 
@@ -49,6 +51,7 @@ class EncoderEntry:
     load_installed: Callable[[Encoder], LoadReport] | None = None  # weights that come with a package
     mean: tuple[float, ...] = (0.5,)  # of pixels in [0, 1], as those weights expect
     std: tuple[float, ...] = (0.5,)
+    builds_on: str = "meta"  # where it can be built without memory, to try settings out
 
 
 ENCODERS: Registry[EncoderEntry] = Registry("encoder")
@@ -64,6 +67,25 @@ ENCODERS.add("vit_s16", EncoderEntry(vit_s16, 224, 384, "Dosovitskiy et al. 2021
 ENCODERS.add("vit_b16", EncoderEntry(vit_b16, 224, 768, "Dosovitskiy et al. 2021, arXiv:2010.11929"))
 
 
+def encoder_entry(name: str) -> EncoderEntry:
+    """The encoder of this name; `timm:NAME` is one of timm's, whose "installed" weights timm fetches."""
+    if not name.startswith(PREFIX):
+        return ENCODERS[name]
+    its_name = name.removeprefix(PREFIX)
+
+    def build(in_channels: int, image_size: int) -> Encoder:
+        return timm_encoder(its_name, image_size=image_size, in_channels=in_channels, pretrained=False)
+
+    def load_fetched(encoder: Encoder) -> LoadReport:
+        assert isinstance(encoder, TimmEncoder)
+        source = timm_encoder(its_name, image_size=encoder.image_size, in_channels=encoder.in_channels)
+        encoder.load_state_dict(source.state_dict())
+        return LoadReport("timm", "", tuple(source.state_dict()), missing=(), unexpected=(), wrong_shape=())
+
+    # Some of timm's networks compute numbers from tensors while they are built, which a meta device does not have.
+    return EncoderEntry(build, 224, 0, "see timm", load_fetched, builds_on="cpu")
+
+
 def build_embedder(
     config: EncoderConfig, *, in_channels: int, image_size: int, precision: Precision = "fp32", projects: bool = True
 ) -> Embedder:
@@ -71,7 +93,7 @@ def build_embedder(
 
     Random weights come from torch's default generator: seed it first.
     """
-    entry = ENCODERS[config.name]
+    entry = encoder_entry(config.name)
     encoder = entry.build(in_channels, image_size)
     report = None
     if config.weights == INSTALLED and entry.load_installed is not None:

@@ -8,10 +8,8 @@ from pathlib import Path
 import safetensors.torch
 from safetensors import SafetensorError
 
-from opencon.encoders import ENCODERS
-from opencon.encoders.base import Encoder
+from opencon.encoders import encoder_entry
 from opencon.encoders.pretrained import PretrainedEncoder, fingerprint
-from opencon.encoders.timm import PREFIX, timm_encoder
 from opencon.errors import DataError
 
 
@@ -47,11 +45,7 @@ class EncoderFacts:
 def stored_encoder(path: Path, facts: EncoderFacts) -> PretrainedEncoder:
     """The encoder that the facts describe, with the weights of a safetensors file. No package with weights is needed."""
     try:
-        net: Encoder
-        if facts.name.startswith(PREFIX):
-            net = timm_encoder(facts.name.removeprefix(PREFIX), image_size=facts.image_size, pretrained=False)
-        else:
-            net = ENCODERS[facts.name].build(facts.in_channels, facts.image_size)
+        net = encoder_entry(facts.name).build(facts.in_channels, facts.image_size)
         net.load_state_dict(safetensors.torch.load_file(path))
     except (OSError, RuntimeError, SafetensorError) as err:
         reason = str(err).splitlines()[0]

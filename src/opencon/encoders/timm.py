@@ -42,21 +42,25 @@ class TimmEncoder(Encoder):
         return x  # (B, F)
 
 
-def timm_encoder(name: str, *, image_size: int | None = None, pretrained: bool = True) -> TimmEncoder:
+def timm_encoder(
+    name: str, *, image_size: int | None = None, in_channels: int = 3, pretrained: bool = True
+) -> TimmEncoder:
     """The network that timm has under this name. Mean, std and image size are its own.
 
     Args:
         name: without `timm:`, such as "vit_small_patch14_dinov2"; timm fetches the weights and keeps them.
         image_size: another side than the network's own, where it can be built for one.
+        in_channels: of the images; timm sums or repeats the first weights where they are not three.
         pretrained: False starts it at random, without a download.
     """
     timm = _timm(name)
     size = {} if image_size is None else {"img_size": image_size}
+    channels = {} if in_channels == 3 else {"in_chans": in_channels}
     try:
         try:
-            body = timm.create_model(name, pretrained=pretrained, num_classes=0, **size)
+            body = timm.create_model(name, pretrained=pretrained, num_classes=0, **channels, **size)
         except TypeError:  # a convolutional network takes any size, and no such argument
-            body = timm.create_model(name, pretrained=pretrained, num_classes=0)
+            body = timm.create_model(name, pretrained=pretrained, num_classes=0, **channels)
     except Exception as err:  # timm, the hub's client and the connection fail in many ways
         known = timm.list_models()
         if ":" not in name and name.partition(".")[0] not in known:
@@ -68,8 +72,8 @@ def timm_encoder(name: str, *, image_size: int | None = None, pretrained: bool =
             f"once, which needs a connection; encoder 'efficientnet_lite0' needs none."
         ) from err
     data = dict(timm.data.resolve_model_data_config(body))
-    if image_size is not None:
-        data["input_size"] = (data["input_size"][0], image_size, image_size)
+    side = image_size if image_size is not None else data["input_size"][-1]
+    data["input_size"] = (in_channels, side, side)
     return TimmEncoder(body, data)
 
 

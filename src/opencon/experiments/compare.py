@@ -16,7 +16,7 @@ from typing import Any
 from opencon.config import RunConfig, to_dict
 from opencon.data.benchmarks import DATASETS
 from opencon.errors import ConfigError, MissingPluginError, OpenConError, RunError
-from opencon.experiments.recipes import SETTINGS, run_config
+from opencon.experiments.recipes import SETTINGS, make_recipe, run_config
 from opencon.methods import METHODS
 from opencon.report.grid import latex, markdown, shown, spread
 from opencon.training.run_folder import RunFolder
@@ -32,6 +32,9 @@ SUFFIXES = {".md": "markdown", ".csv": "csv", ".tex": "latex", ".json": "json"}
 # Runs of one experiment may differ in the seed, and in settings that only say where files are or how a run was watched.
 SEED = "train.seed"
 INCIDENTAL = {"data.root", "train.save_seconds", "train.log_every", "eval.every"}
+# Settings in which a run may differ from a recipe and still be it: another start, another draw, speed.
+UNTOLD = {"encoder.weights", "split.seed", "split.num_classes", "data.memory_gb", "data.root", "eval.protocol"}
+UNTOLD |= {f"train.{key}" for key in ("precision", "compile", "capture", "kernels")}
 WEIGHTS = "encoder.weights"  # another path to weights is the same experiment; no weights is another one
 
 
@@ -60,7 +63,7 @@ class Row:
 
     def score(self, key: str) -> tuple[float | None, float | None]:
         """Mean and standard deviation over the runs, in percent; no deviation for one run, None for both without images."""
-        if any(run.result[key] is None for run in self.runs):
+        if any(run.result.get(key) is None for run in self.runs):
             return None, None
         return spread([100 * float(run.result[key]) for run in self.runs])
 
@@ -163,7 +166,12 @@ def read_run(path: Path) -> Run:
         raise ConfigError(
             f"{path}: {config.method.name} pre-trains without labels, so there is no accuracy to compare."
         )
-    steady = [record["seconds"] for record in folder.read_metrics()][2:]
+    numbers = [result.get(key) for key in SCORES if result.get(key) is not None]
+    fits = result.get("on") in ("unlabeled", "test") and isinstance(result.get("num_images"), int)
+    if not fits or "protocol" not in result or not all(isinstance(number, (int, float)) for number in numbers):
+        raise RunError(f"{path / 'result.json'} is damaged: it is not the result of a run. Train it again.")
+    seconds = [record.get("seconds") for record in folder.read_metrics()]
+    steady = [value for value in seconds if isinstance(value, (int, float))][2:]
     return Run(path, config, result, statistics.median(steady) if steady else None)
 
 
@@ -190,7 +198,8 @@ def _title(run: Run) -> str:
     title = DATASETS[name].info.title if name in DATASETS else name
     title += f" {config.data.root}" if name in ("folder", "list") else ""  # every folder is another data set
     images = {"unlabeled": "unlabeled training images", "test": "held-out test images"}[str(result["on"])]
-    told = f", {config.split.num_classes} to look for" if _is_told_otherwise(config) else ""
+    number = "a number that is estimated" if config.split.num_classes == "auto" else str(config.split.num_classes)
+    told = f", {number} to look for" if _is_told_otherwise(config) else ""
     seed = f", split seed {config.split.seed}" if config.split.seed else ""
     return (
         f"{title}, {config.split.num_seen} seen classes{told}, {config.split.labeled_ratio:.0%} labeled{seed}; protocol "
@@ -202,6 +211,12 @@ def _is_told_otherwise(config: RunConfig) -> bool:
     """Whether the method was told another number of classes than the data set has."""
     name, told = config.data.name, config.split.num_classes
     return told is not None and not (name in DATASETS and told == DATASETS[name].info.num_classes)
+
+
+def _number(config: RunConfig) -> int | str | None:
+    """Classes that the method was told to look for: a number, "auto", or those of the data set."""
+    name, told = config.data.name, config.split.num_classes
+    return told if told is not None or name not in DATASETS else DATASETS[name].info.num_classes or None
 
 
 def _experiment(run: Run) -> str:
@@ -233,23 +248,23 @@ def _labels(name: str, experiments: Sequence[Sequence[Run]]) -> list[str]:
 
 
 def _published(run: Run) -> tuple[float, float, float] | None:
-    """The paper's numbers for this method on this data set, if it was measured the same way."""
-    if run.result["on"] != "unlabeled" or _is_told_otherwise(run.config):
+    """The paper's numbers for this method on this data set, if the run is its recipe and was measured the same way."""
+    config, method = run.config, run.config.method.name
+    if run.result["on"] != "unlabeled" or _is_told_otherwise(config):
         return None
     for name, numbers in published_numbers().items():
-        if name not in SETTINGS or run.config.method.name not in numbers:
+        if name not in SETTINGS or method not in numbers or SETTINGS[name].protocol != run.result["protocol"]:
             continue
-        setting = SETTINGS[name]
-        same = (setting.data.name, setting.num_seen, setting.encoder, setting.protocol) == (
-            run.config.data.name,
-            run.config.split.num_seen,
-            run.config.encoder.name,
-            run.result["protocol"],
-        )
-        if same and run.config.split.labeled_ratio == 0.5:
-            every, novel, seen = numbers[run.config.method.name]
+        if any(_is_same(config, make_recipe(method, name, variant)) for variant in ("released", "paper")):
+            every, novel, seen = numbers[method]
             return every, novel, seen
     return None
+
+
+def _is_same(config: RunConfig, recipe: RunConfig) -> bool:
+    """Whether a run is a recipe: an ablation is not, and the numbers of the main tables do not belong beside it."""
+    one, other = experiment(config), experiment(recipe)
+    return all(one.get(key) == other.get(key) for key in {*one, *other} - UNTOLD)
 
 
 def _flat(key: str, value: Any) -> Iterable[tuple[str, Any]]:
@@ -276,12 +291,14 @@ def _csv(sections: Sequence[Section]) -> str:
     writer = csv.writer(out)
     stats = [f"{key}_{what}" for key in SCORES for what in ("mean", "std")]
     published = [f"published_{key}" for key in SCORES]
-    about = ["data", "seen_classes", "protocol", "on", "num_images", "start", "epochs", "batch_size"]
+    about = ["data", "seen_classes", "num_classes", "labeled_ratio", "protocol", "on", "num_images", "start", "epochs"]
+    about += ["batch_size"]
     writer.writerow([*about, "method", *stats, "runs", "seconds_per_epoch", *published])
     for section in sections:
         for row in section.rows:
             config, result = row.runs[0].config, row.runs[0].result
-            facts = [config.data.name, config.split.num_seen, result["protocol"], result["on"], result["num_images"]]
+            facts = [config.data.name, config.split.num_seen, _number(config), config.split.labeled_ratio]
+            facts += [result["protocol"], result["on"], result["num_images"]]
             facts += ["weights" if config.encoder.weights else "random", row.epochs, config.train.batch_size]
             numbers = [value for key in SCORES for value in row.score(key)]
             known = row.published or (None, None, None)
@@ -310,3 +327,25 @@ def _json(sections: Sequence[Section]) -> str:
         for section in sections
     ]
     return json.dumps(out, indent=1) + "\n"
+
+
+@dataclass(frozen=True, eq=False)
+class Comparison:
+    """Runs side by side, a section for each data set: mean and spread over seeds, and the published numbers."""
+
+    sections: list[Section]
+    left_out: list[str]  # why runs that lay in a folder are not in the table
+
+    def to(self, form: str) -> str:
+        """As "markdown", "csv", "latex" or "json"."""
+        forms = [name for name in FORMATS if name != "table"]
+        if form not in forms:
+            raise ConfigError(f"form {form!r} must be one of {', '.join(forms)}.")
+        return render(self.sections, form)
+
+    def __repr__(self) -> str:
+        return self.to("markdown")
+
+    def _repr_markdown_(self) -> str:
+        """What a notebook shows."""
+        return self.to("markdown")

@@ -7,11 +7,10 @@ The method may be left out when it is OpenCon. The variant is `released` (the se
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,9 @@ from opencon.config import (
     with_settings,
 )
 from opencon.data.benchmarks import DATASETS
+from opencon.encoders import ENCODERS, INSTALLED
 from opencon.errors import ConfigError, require
+from opencon.files import parse_json, read_file
 from opencon.methods import METHODS, Kind, Variant
 from opencon.registry import Registry, did_you_mean
 
@@ -45,10 +46,11 @@ class Setting:
     title: str
     kind: Kind  # of images: picks a method's schedule
     data: DataConfig
-    num_seen: int
+    num_seen: int | None  # None: as the labels of the files say
     encoder: str
     train_from: str = "all"  # first stage that learns
     protocol: Protocol = "orca"
+    weights: str | None = None
 
 
 SETTINGS: Registry[Setting] = Registry("data set with recipes")
@@ -115,19 +117,42 @@ SETTINGS.add(
 )
 
 
+SETTINGS.add(  # ours: the encoder that `opencon discover` has; its stage "last" is only a 1x1 convolution
+    "photos",
+    Setting(
+        "your own photos (--labeled, --unlabeled)",
+        "imagenet",
+        photos("folder"),
+        None,
+        "efficientnet_lite0",
+        "stage7",
+        "gcd",
+        INSTALLED,
+    ),
+)
+
+
+@cache
 def make_recipe(method: str, name: str, variant: Variant) -> RunConfig:
     """The schedule of a method on a data set."""
     build, setting = METHODS[method].build, SETTINGS[name]
     schedule = build.schedule(setting.kind, variant)
-    info = DATASETS[setting.data.name].info
+    info: Any = DATASETS[setting.data.name].info
+    if setting.weights == INSTALLED:  # images are normalized as those weights expect
+        info = ENCODERS[setting.encoder]
     # We measure the statistics of the frozen part once, which takes a third less time; released code takes each batch's own.
     norm: FrozenNorm = "batch" if setting.train_from == "all" else "measured"
     encoder = EncoderConfig(
-        name=setting.encoder, train_from=setting.train_from, frozen_norm=norm, mean=info.mean, std=info.std
+        name=setting.encoder,
+        weights=setting.weights,
+        train_from=setting.train_from,
+        frozen_norm=norm,
+        mean=info.mean,
+        std=info.std,
     )
     config = RunConfig(
         data=setting.data,
-        split=SplitConfig(num_seen=setting.num_seen),
+        split=SplitConfig(num_seen=setting.num_seen, rule="exact" if setting.protocol == "gcd" else "coin"),
         encoder=replace(encoder, **schedule.encoder),
         augment=schedule.augment,
         strong=schedule.strong,
@@ -150,7 +175,7 @@ def get_recipe(name: str, *, variant: str = "released", method: str = "opencon")
         raise ConfigError(f"unknown recipe {name!r}. Did you mean '{data}/{method}'?")
     METHODS[method]  # raises with a hint
     if data not in SETTINGS:
-        own = ' Images of your own: --config FILE with data.name = "folder" (docs/quickstart.md).'
+        own = " Images of your own: photos, with --labeled and --unlabeled (docs/quickstart.md)."
         hint = did_you_mean(data, SETTINGS.names())
         raise ConfigError(f"unknown recipe {name!r}.{hint} Data sets with recipes: {', '.join(SETTINGS.names())}.{own}")
     return make_recipe(method, data, "paper" if variant == "paper" else "released")
@@ -172,11 +197,11 @@ def run_config(data: Mapping[str, Any]) -> RunConfig:
 def read_config(path: Path) -> RunConfig:
     """A RunConfig from a TOML or JSON file. `recipe = "cifar100"` at its top starts from a recipe and changes some keys."""
     try:
-        text = path.read_text(encoding="utf-8")
-        data = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
+        text = read_file(path).decode("utf-8").replace("\r\n", "\n")
+        data = parse_json(text) if path.suffix == ".json" else tomllib.loads(text)
     except OSError as err:
         raise ConfigError(f"cannot read the configuration {path} ({err.strerror}).") from err
-    except (tomllib.TOMLDecodeError, json.JSONDecodeError, UnicodeDecodeError) as err:
+    except (ValueError, RecursionError) as err:  # every way in which text is no TOML or JSON
         kind = "JSON" if path.suffix == ".json" else "TOML"
         raise ConfigError(f"{path} is not valid {kind}: {err}.") from err
     require(isinstance(data, dict), f"{path} must hold sections with settings.")

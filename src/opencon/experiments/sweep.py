@@ -28,6 +28,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,14 +37,17 @@ import torch
 from opencon.config import RunConfig, to_dict, with_settings
 from opencon.data.benchmarks import Dataset, dataset_info, load_dataset
 from opencon.errors import ConfigError, OpenConError, RunError, require
-from opencon.experiments.compare import experiment
-from opencon.experiments.evaluate import further_measures
+from opencon.experiments.callbacks import Callbacks
+from opencon.experiments.compare import INCIDENTAL, WEIGHTS, experiment
+from opencon.experiments.evaluate import check_measures, further_measures
 from opencon.experiments.plan import check_fits
 from opencon.experiments.recipes import get_recipe
-from opencon.experiments.train import Callbacks, train
+from opencon.experiments.train import train
 from opencon.runtime import environment
 from opencon.training.run_folder import RunFolder
 
+UNTOLD = {*INCIDENTAL, WEIGHTS}  # settings that a cell's name leaves out: where files lie, how a run is watched
+LONGEST_NAME = 150  # letters; file systems take 255 (ours)
 SPARE = 1.1  # ours: a cell is expected to take a tenth longer than those before it
 CURVE = ("all", "novel", "seen")  # of every evaluation on the way
 HEAVY = ("checkpoint.pt", "encoder.safetensors")  # of a run folder
@@ -68,10 +72,15 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """Of its folder."""
+        """Of its folder: the recipe and every setting that decides its numbers."""
+        changes = [setting.partition("=") for setting in self.settings]
+        told = {key.strip(): value for key, _, value in changes if key.strip() not in UNTOLD}
         words = [self.recipe, *([self.variant] if self.variant != "released" else [])]
-        words += [f"{key}={value}" for key, value in self.labels.items() if key not in ("method", "data")]
-        return re.sub(r"[^\w.=+-]+", "-", "-".join([*words, f"seed{self.seed}"]))
+        words += [f"{key}={value}" for key, value in zip(short_names(list(told)), told.values(), strict=True)]
+        name = re.sub(r"[^\w.=+-]+", "-", "-".join([*words, f"seed{self.seed}"]))
+        if len(name) <= LONGEST_NAME:
+            return name
+        return f"{name[: LONGEST_NAME // 2]}-{hashlib.sha256(name.encode()).hexdigest()[:12]}-seed{self.seed}"
 
     @property
     def title(self) -> str:
@@ -81,7 +90,7 @@ class Cell:
     @property
     def fingerprint(self) -> str:
         """Of all that decides its numbers."""
-        facts = {**experiment(self.config), "train.seed": self.seed, "also": self.also}
+        facts = {**experiment(self.config), "train.seed": self.seed}
         return hashlib.sha256(json.dumps(facts, sort_keys=True, default=list).encode()).hexdigest()[:16]
 
 
@@ -95,6 +104,7 @@ def cross(
     also: Sequence[str] = (),
 ) -> list[Cell]:
     """Every recipe with every value of every KEY=a,b,c and every seed; seed by seed, so that a part is a whole table."""
+    check_measures(also)
     axes = [_axis(text) for text in vary]
     keys = [key for key, _ in axes]
     require(len(set(keys)) == len(keys), f"--vary names a setting twice: {', '.join(keys)}.")
@@ -190,6 +200,8 @@ class Sweep:
         found = (self.results() if known is None else known).get(cell.name)
         if found is None or found["state"] != "done":
             return False
+        if not set(cell.also) <= set(found.get("also", ())):
+            return False  # it is trained again, for a measure that it lacks
         if found["fingerprint"] != cell.fingerprint:
             raise ConfigError(
                 f"{self.folder / 'results.json'} has {cell.name} with other settings. Give another --out, or put the "
@@ -226,10 +238,13 @@ class Sweep:
             with claimed(self.folder / "locks" / cell.name) as is_ours:
                 if not is_ours or self.is_finished(cell):
                     continue
+                out = self.folder / "cells" / cell.name
+                if cell.name in known and (out / "result.json").is_file():
+                    (out / "result.json").unlink()  # it lacks a measure
                 try:
                     record = run_cell(
                         cell,
-                        self.folder / "cells" / cell.name,
+                        out,
                         device,
                         shelf=shelf,
                         deadline=deadline,
@@ -251,8 +266,9 @@ class Sweep:
                 "variant": cell.variant,
                 "labels": dict(cell.labels),
                 "seed": cell.seed,
-                "settings": [s for s in cell.settings if not s.startswith(("data.root=", "encoder.weights="))],
+                "settings": [s for s in cell.settings if s.partition("=")[0].strip() not in UNTOLD],
                 "fingerprint": cell.fingerprint,
+                "also": list(cell.also),
                 "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
                 **record,
             }
@@ -317,7 +333,7 @@ def run_cell(
             device,
             callbacks=watched,
             dataset=lambda: shelf.get(config),
-            measure=lambda bench: further_measures(bench, cell.also),
+            measure=partial(further_measures, cell.also),
         )
     except (
         OpenConError,

@@ -28,6 +28,7 @@ class Task:
     num_classes: int  # seen + novel: how many to look for
     labeled_ratio: float  # share of the seen classes' images that are labeled
     num_images: int  # M, of the training set
+    is_counted: bool = False  # whether num_classes is an estimate
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,7 @@ class Assignment:
     seen_logits: Tensor | None = None  # (M, S) of the seen classes, where it has a classifier of them
     novelty: Tensor | None = None  # (M,) larger is newer, where the method has a score
     novelty_threshold: Tensor | None = None  # scalar: above it an image counts as novel
+    seen_prototypes: Tensor | None = None  # (S, D) unit rows among the embeddings, where it has learned some
 
     @classmethod
     def from_logits(cls, logits: Tensor, num_seen: int) -> Assignment:
@@ -117,6 +119,14 @@ class Method(nn.Module, ABC, Generic[ConfigT]):
     @abstractmethod
     def assign(self, bank: FeatureBank) -> Assignment:
         """A class for every image, once training is over."""
+
+    def row_logits(self, z: Tensor) -> Tensor | None:
+        """(M, D) from `embed` -> (M, C) logits, or (M, S) where it knows the seen classes alone; each row by itself.
+
+        None for a method that groups whole sets. This is how a trained run judges new images; `assign` may name outputs
+        otherwise, by labeled images.
+        """
+        return None
 
     def start_from(self, bank: FeatureBank, classes: Tensor) -> None:
         """Start from a class for every image of a bank, (M,) in [0, C), where there is a good guess.

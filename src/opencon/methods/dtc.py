@@ -68,7 +68,7 @@ class DTC(Method[DTCConfig]):
         loss = CE(labeled) + mean_i [ KL(p_i || q_i) + w |q_i - q_i'|^2 ]  over the unlabeled i, q' of the other view
 
     Bottleneck and centers start from a PCA of the unlabeled images' features and k-means in it; all of it then learns.
-    The targets are kept for every image: fixed during warm-up, refreshed every `update_every` epochs after it.
+    The targets are kept for every image: fixed during warm-up and the epoch after it, then refreshed every `update_every`.
     """
 
     settings = DTCConfig
@@ -122,7 +122,9 @@ class DTC(Method[DTCConfig]):
             bank = epoch.features()
             self._make_clusters(bank)
             self._refresh_targets(bank)
-        elif after >= 0 and after % c.update_every == 0:
+        elif (
+            after > 0 and (after - 1) % c.update_every == 0
+        ):  # released: at the end of epochs 0, 5, 10, ... after warm-up
             self._refresh_targets(epoch.features())
 
     @torch.no_grad()
@@ -162,6 +164,10 @@ class DTC(Method[DTCConfig]):
         logs = {"loss_kl": loss_kl, "loss_consistency": loss_consistency, "loss_l": loss_l}
         logs = {name: value.detach() for name, value in logs.items()}
         return StepOutput(loss, logs | {"confidence": q[0].detach().amax(dim=1).mean()})
+
+    def row_logits(self, z: Tensor) -> Tensor:
+        """log q of each cluster."""
+        return soft_assignment(self.bottleneck(z), self.centers).log()
 
     @torch.no_grad()
     def assign(self, bank: FeatureBank) -> Assignment:

@@ -16,7 +16,7 @@ from torch import Tensor
 from opencon.config import AugmentConfig, MethodConfig
 from opencon.encoders import Embedder
 from opencon.errors import require
-from opencon.losses.balance import kl_to_prior
+from opencon.losses.balance import SMALLEST_PROBABILITY, kl_to_prior
 from opencon.losses.contrastive import contrast_within
 from opencon.methods.base import (
     Assignment,
@@ -32,8 +32,11 @@ from opencon.methods.base import (
 )
 from opencon.methods.schedule import usual
 from opencon.prototypes import LOGIT_SCALE, SeenScore, ema_update, novelty_threshold, random_prototypes, seen_score
+from opencon.prototypes.correction import correct
 from opencon.runtime import has_triton
 
+CORRECTIONS = ("gone", "merged", "split")
+FARTHER_THAN_ANY = -2.0  # a cosine that no row has
 SIMCLR_CROP = (0.08, 1.0)  # SimCLR's crop keeps 8 % of the area at least; the released OpenCon code keeps 20 %
 
 
@@ -56,10 +59,18 @@ class OpenConConfig(MethodConfig):
     momentum: float = 0.9  # gamma, paper, appendix I
     percentile: float = 70.0  # p: this share of the labeled lies above the novelty threshold
     labeled_loss: Literal["labeled", "known"] = "labeled"  # L_l, or L_known of appendix E, which adds D_u \ D_n
+    temperature_known: float | None = None  # tau_k of L_known; None: tau_l (the paper prints neither)
+    weight_known: float | None = None  # lambda_k; None: lambda_l
+    # Ours: whether prototypes that are too many go and one that is two splits, see `prototypes.correction`. Released: never.
+    # None: where the number of classes is an estimate (split.num_classes=auto).
+    correct: bool | None = None
+    correct_every: int = 10  # epochs between two corrections, ours; the first comes after twice as many
 
     ramp_epochs: int = 100  # epochs over which weight_novel grows from 0; paper: 0
     seen_score: SeenScore = "standardized"  # paper: cosine
-    threshold_from: Literal["batch", "labeled_set"] = "batch"  # labeled images of this batch; paper: all, once an epoch
+    # Labeled views of this batch by which images are decided (the first ones, paper: all of them; its Algorithm 1), or all
+    # labeled images as they are, once an epoch: without augmentation they score higher, and fewer views lie above.
+    threshold_from: Literal["batch", "labeled_set"] = "batch"
     decide_on: Literal["first_view", "each_view"] = "first_view"  # whose score and argmax count; paper: each view's own
     novel_reduction: Literal["mean", "sum"] = "mean"  # of L_n over its anchors; paper: sum
     # Unlabeled images that move prototypes; paper: D_n.
@@ -69,8 +80,12 @@ class OpenConConfig(MethodConfig):
     prior_over: Literal["unlabeled", "batch"] = "unlabeled"  # images whose mean prediction is compared; paper: batch
 
     def __post_init__(self) -> None:
+        known = {"temperature_known": self.temperature_known, "weight_known": self.weight_known}
+        for key, value in known.items():
+            require(value is None or value > 0, f"method.{key} = {value} must be above zero, or none.")
         for key in ("temperature_novel", "temperature_labeled", "temperature_unlabeled"):
             require(getattr(self, key) > 0, f"method.{key} = {getattr(self, key)} must be above zero.")
+        require(self.correct_every >= 1, f"method.correct_every = {self.correct_every} must be at least 1.")
         for key in ("weight_novel", "weight_labeled", "weight_unlabeled", "weight_prior", "ramp_epochs"):
             require(getattr(self, key) >= 0, f"method.{key} = {getattr(self, key)} must not be negative.")
         require(0.0 <= self.momentum < 1.0, f"method.momentum = {self.momentum} must lie in [0, 1).")
@@ -81,13 +96,16 @@ class OpenConConfig(MethodConfig):
                 f"method.prior = {self.prior} must be positive numbers, one for each class.",
             )
 
+    def corrects(self, is_counted: bool) -> bool:
+        """By `correct`; without a word, where the number is an estimate."""
+        return is_counted if self.correct is None else self.correct
+
     @classmethod
     def paper(cls) -> OpenConConfig:
         """The variant `paper`: the text where it differs from the released code."""
         return cls(
             ramp_epochs=0,
             seen_score="cosine",
-            threshold_from="labeled_set",
             decide_on="each_view",
             novel_reduction="sum",
             prototype_members="novel_set",
@@ -107,6 +125,8 @@ class OpenCon(Method[OpenConConfig]):
     novel_weight: Tensor  # scalar on the device: the ramp must reach a captured step
     epoch_threshold: Tensor  # scalar, for threshold_from = "labeled_set"
     is_started: Tensor  # scalar bool: `start_from` has been called
+    live: Tensor  # (C,) bool: prototypes that count; all of them unless they are corrected
+    corrected: Tensor  # (3,) how many have gone, were merged, were split, so far
 
     def __init__(self, config: OpenConConfig, task: Task, embedder: Embedder) -> None:
         super().__init__(config, task, embedder)
@@ -115,6 +135,9 @@ class OpenCon(Method[OpenConConfig]):
         self.register_buffer("novel_weight", torch.tensor(0.0 if config.ramp_epochs else config.weight_novel))
         self.register_buffer("epoch_threshold", torch.tensor(float("-inf")))
         self.register_buffer("is_started", torch.tensor(False))
+        self.register_buffer("live", torch.ones(task.num_classes, dtype=torch.bool))
+        self.register_buffer("corrected", torch.zeros(len(CORRECTIONS)))
+        self.corrects = config.corrects(task.is_counted)
 
     @classmethod
     def schedule(cls, kind: Kind, variant: Variant = "released") -> Schedule:
@@ -125,7 +148,8 @@ class OpenCon(Method[OpenConConfig]):
             # Ten times the paper's prior: of ten prototypes, one that no image chooses costs a tenth of the result. And the
             # mean over anchors: a sum over hundreds of them would diverge.
             ramp = 0 if paper else 30
-            return usual(replace(method, ramp_epochs=ramp, novel_reduction="mean", weight_prior=0.5), kind)
+            method = replace(method, ramp_epochs=ramp, correct_every=5)
+            return usual(replace(method, novel_reduction="mean", weight_prior=0.5), kind)
         crop = SIMCLR_CROP if paper else (0.2, 1.0)
         if kind == "cifar":
             return usual(method, kind, augment=AugmentConfig(crop_scale=crop), weight_decay=1e-4 if paper else 5e-4)
@@ -135,7 +159,10 @@ class OpenCon(Method[OpenConConfig]):
         return usual(method, kind, augment=large, **lr)
 
     def _load_from_state_dict(self, state: dict[str, Any], prefix: str, *args: Any) -> None:
-        state.setdefault(f"{prefix}is_started", torch.tensor(False))  # checkpoints from before there was `start_from`
+        # Checkpoints from before there was `start_from`, or a correction.
+        state.setdefault(f"{prefix}is_started", torch.tensor(False))
+        state.setdefault(f"{prefix}live", torch.ones(self.task.num_classes, dtype=torch.bool))
+        state.setdefault(f"{prefix}corrected", torch.zeros(len(CORRECTIONS)))
         super()._load_from_state_dict(state, prefix, *args)
 
     @torch.no_grad()
@@ -157,8 +184,30 @@ class OpenCon(Method[OpenConConfig]):
         ramps = c.ramp_epochs and not bool(self.is_started)  # host sync: once an epoch
         ramp = min(1.0, epoch.index / c.ramp_epochs) if ramps else 1.0
         self.novel_weight.fill_(c.weight_novel * ramp)
+        if self.corrects and epoch.index >= 2 * c.correct_every and epoch.index % c.correct_every == 0:
+            self._correct(epoch)
         if c.threshold_from == "labeled_set":
             self.epoch_threshold.copy_(self._threshold(epoch.features()))
+
+    @torch.no_grad()
+    def _correct(self, epoch: Epoch) -> None:
+        """Drop, merge and split prototypes; the prior is spread over those that are left."""
+        bank = epoch.features()
+        found = correct(self.prototypes, self.live, bank.z, bank.labels, num_seen=self.task.num_seen)
+        self.prototypes.copy_(found.prototypes)
+        self.live.copy_(found.live)
+        self.corrected += torch.tensor([found.gone, found.merged, found.split]).to(self.corrected)
+        shares = torch.where(self.live, class_prior(self.config.prior, self.task).to(self.prior), 0.0)
+        self.prior.copy_((shares / shares.sum()).clamp(min=SMALLEST_PROBABILITY))
+
+    def _cosine(self, z: Tensor) -> Tensor:
+        """(..., D) -> (..., C); that of a prototype which does not count is below all others."""
+        cosine = z @ self.prototypes.T
+        return torch.where(self.live, cosine, FARTHER_THAN_ANY) if self.corrects else cosine
+
+    def _seen_score(self, cosine: Tensor) -> Tensor:
+        live = self.live if self.corrects else None
+        return seen_score(cosine, num_seen=self.task.num_seen, form=self.config.seen_score, live=live)
 
     # Where the paper and the released code differ, both forms stand in the piece of the step that they concern.
 
@@ -177,14 +226,20 @@ class OpenCon(Method[OpenConConfig]):
         loss_u = self._unlabeled_loss(z_u, V)
         loss_prior = self._prior_loss(views[0], L)
 
+        weight_labeled = c.weight_labeled
+        if c.labeled_loss == "known" and c.weight_known is not None:
+            weight_labeled = c.weight_known
         loss = (
             self.novel_weight * loss_n
-            + c.weight_labeled * loss_l
+            + weight_labeled * loss_l
             + c.weight_unlabeled * loss_u
             + c.weight_prior * loss_prior
         )
         logs = {"loss_n": loss_n, "loss_l": loss_l, "loss_u": loss_u, "loss_prior": loss_prior}
         logs = {name: value.detach() for name, value in logs.items()} | {"share_novel": novel.float().mean()}
+        if self.corrects:
+            logs |= {"prototypes": self.live.sum()}
+            logs |= {f"prototypes_{name}": self.corrected[i] for i, name in enumerate(CORRECTIONS)}
         return StepOutput(loss, logs, carry=self._movers(views.detach(), batch, novel))
 
     @torch.no_grad()
@@ -196,11 +251,11 @@ class OpenCon(Method[OpenConConfig]):
         """
         c, L, V = self.config, batch.num_labeled, len(views)
         deciders = views[:1] if c.decide_on == "first_view" else views
-        cosine = deciders @ self.prototypes.T  # (1 or V, B, C)
-        score = seen_score(cosine.flatten(0, 1), num_seen=self.task.num_seen, form=c.seen_score).view(len(deciders), -1)
-        if c.threshold_from == "batch":  # released
+        cosine = self._cosine(deciders)  # (1 or V, B, C)
+        score = self._seen_score(cosine.flatten(0, 1)).view(len(deciders), -1)
+        if c.threshold_from == "batch":
             threshold = novelty_threshold(score[:, :L].flatten(), percentile=c.percentile)
-        else:  # paper
+        else:
             threshold = self.epoch_threshold
         label = torch.where(batch.labels >= 0, batch.labels, cosine.argmax(dim=2))  # (1 or V, B)
         return label.expand(V, -1), (score < threshold)[:, L:].expand(V, -1)
@@ -219,7 +274,9 @@ class OpenCon(Method[OpenConConfig]):
         """L_known: as L_l, with the unlabeled rows that do not count as novel."""
         labeled = novel.new_ones(len(novel), label.shape[1] - novel.shape[1])
         known = torch.cat([labeled, ~novel], dim=1)  # (V, B): D_l and D_u \ D_n
-        return contrast_within(z, known.flatten(), label.flatten(), temperature=self.config.temperature_labeled)
+        own = self.config.temperature_known
+        temperature = self.config.temperature_labeled if own is None else own
+        return contrast_within(z, known.flatten(), label.flatten(), temperature=temperature)
 
     def _unlabeled_loss(self, z_u: Tensor, num_views: int) -> Tensor:
         """L_u: contrast within all unlabeled rows, in which only views of one image belong together."""
@@ -231,7 +288,10 @@ class OpenCon(Method[OpenConConfig]):
         """KL of the mean prediction to the expected shares: of the first views of the unlabeled, or of all (paper)."""
         if self.config.prior_over == "unlabeled":  # released
             first = first[num_labeled:]
-        return kl_to_prior(LOGIT_SCALE * first @ self.prototypes.T, self.prior)
+        logits = LOGIT_SCALE * first @ self.prototypes.T
+        if self.corrects:
+            logits = torch.where(self.live, logits, float("-inf"))
+        return kl_to_prior(logits, self.prior)
 
     @torch.no_grad()
     def _movers(self, views: Tensor, batch: Batch, novel: Tensor) -> tuple[Tensor, Tensor]:
@@ -243,7 +303,7 @@ class OpenCon(Method[OpenConConfig]):
         c, L, S = self.config, batch.num_labeled, self.task.num_seen
         if c.update_views == "first":  # released; paper: all
             views, novel = views[:1], novel[:1]
-        cosine = views[:, L:] @ self.prototypes.T  # (v, B - L, C)
+        cosine = self._cosine(views[:, L:])  # (v, B - L, C)
         if c.prototype_members == "novel_argmax":  # released: those nearest to a novel prototype
             nearest = cosine.argmax(dim=2)
             target = torch.where(nearest >= S, nearest, -1)
@@ -263,17 +323,22 @@ class OpenCon(Method[OpenConConfig]):
         """The plain prototype update reads its number of rounds from the device; the kernel does not."""
         return self.kernels and has_triton()
 
+    def row_logits(self, z: Tensor) -> Tensor:
+        """10 * cosine to each prototype."""
+        return LOGIT_SCALE * z @ self.prototypes.T
+
     @torch.no_grad()
     def assign(self, bank: FeatureBank) -> Assignment:
         """The nearest prototype; probabilities from 10 * cosine; novelty is minus the seen score."""
-        cosine = bank.z @ self.prototypes.T  # (M, C)
-        score = seen_score(cosine, num_seen=self.task.num_seen, form=self.config.seen_score)
+        cosine = self._cosine(bank.z)  # (M, C)
+        score = self._seen_score(cosine)
         return Assignment(
             classes=cosine.argmax(dim=1),
-            p=(LOGIT_SCALE * cosine).softmax(dim=1),
+            p=torch.where(self.live, LOGIT_SCALE * cosine, float("-inf")).softmax(dim=1),
             seen_logits=LOGIT_SCALE * cosine[:, : self.task.num_seen],
             novelty=-score,
             novelty_threshold=-self._threshold(bank),
+            seen_prototypes=self.prototypes[: self.task.num_seen],
         )
 
     @torch.no_grad()
@@ -282,7 +347,7 @@ class OpenCon(Method[OpenConConfig]):
         labeled = bank.z[bank.labels >= 0]  # host sync: once an epoch at most
         if len(labeled) == 0:
             return torch.tensor(float("nan"))
-        score = seen_score(labeled @ self.prototypes.T, num_seen=self.task.num_seen, form=self.config.seen_score)
+        score = self._seen_score(self._cosine(labeled))
         return novelty_threshold(score, percentile=self.config.percentile)
 
 

@@ -1,7 +1,7 @@
 """PCL: Prototypical Contrastive Learning of Unsupervised Representations. Li et al., ICLR 2021, arXiv:2005.04966.
 
-Letters: B images in a batch, D embedding size, Q rows of the queue, J levels of clustering, K prototypes of a level, P of
-all levels together, M images in the training set, C all classes.
+Letters: B images in a batch, F features, D embedding size, Q rows of the queue, J levels of clustering, K prototypes of a
+level, P of all levels together, M images in the training set, C all classes.
 """
 
 from __future__ import annotations
@@ -120,9 +120,15 @@ class PCL(Method[PCLConfig]):
         return usual(PCLConfig(), kind, augment=view, lr_end=0.0, milestones=(), **train)
 
     def embed(self, images: Tensor) -> Tensor:
-        """(B, channels, H, W) in [0, 1] -> (B, D), unit rows; of the slower copy while clusters are made."""
-        z: Tensor = self.average(images) if self._by_average else self.embedder(images)
-        return z
+        """(B, channels, H, W) in [0, 1] -> (B, F), features of unit length; projections (B, D) while prototypes are made.
+
+        Prototypes live among projections, as the losses do. Classes are groups of features: the projection head is new
+        where the encoder is pre-trained, and knows less of them.
+        """
+        if self._by_average:
+            z: Tensor = self.average(images)
+            return z
+        return F.normalize(self.embedder.features(images), dim=1)
 
     def before_epoch(self, epoch: Epoch) -> None:
         """Once warm, cluster the embeddings of the slower copy, at every level."""
@@ -181,7 +187,7 @@ class PCL(Method[PCLConfig]):
         self.pointer.copy_((self.pointer + len(rows)) % len(self.queue))
 
     def assign(self, bank: FeatureBank) -> Assignment:
-        """k-means, then seen classes named by their labeled images."""
+        """k-means of the features, then seen classes named by their labeled images."""
         return Assignment(
             cluster_and_name(
                 bank.z, bank.labels, num_clusters=self.task.num_classes, num_seen=self.task.num_seen, seed=0
@@ -210,9 +216,9 @@ def concentration(
 
         phi_c = sum of the distances / (n log(n + smoothing)),   n images in cluster c
 
-    A cluster of one image or none, about which distances say nothing, gets the largest phi. Then all are clipped to their
-    10th to 90th percentile, and scaled so that their mean is the temperature. On the CPU in float64: sums there have one
-    order, so that a run can be repeated.
+    A cluster of one image or none, about which distances say nothing, gets the largest phi of the others. Then all are
+    clipped to their 10th to 90th percentile, and scaled so that their mean is the temperature. On the CPU in float64: sums
+    there have one order, so that a run can be repeated.
 
     Args:
         distance: (M,) of each image to its center.
@@ -222,7 +228,9 @@ def concentration(
     n = torch.bincount(assignment, minlength=num_clusters).double()
     total = torch.bincount(assignment, weights=distance.cpu().double(), minlength=num_clusters)
     phi = total / (n * (n + smoothing).log()).clamp(min=1e-12)
-    phi = torch.where(n > 1, phi, phi.max())
+    several = n > 1
+    largest = phi[several].max() if bool(several.any()) else phi.new_tensor(1.0)
+    phi = torch.where(several, phi, largest)
     phi = phi.clamp(*phi.quantile(torch.tensor([0.1, 0.9], dtype=phi.dtype)).tolist())
     phi = phi.clamp(min=1e-12)  # where every image lies on its center, all are alike
     return temperature * phi / phi.mean()

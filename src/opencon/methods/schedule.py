@@ -28,9 +28,8 @@ class Schedule:
 
 # Ours: 8 pixels leave little to turn and shift.
 DIGITS_VIEW = AugmentConfig(crop_scale=None, flip_p=0, jitter_p=0, gray_p=0, rotate=5, shift=0.08, zoom=(0.92, 1.08))
-# "Random crop with 4 pixels of padding, and flip", the weak view of many papers for images of 32 pixels; ours shifts by
-# parts of a pixel, too.
-CROP4_FLIP = AugmentConfig(crop_scale=None, flip_p=0.5, jitter_p=0, gray_p=0, shift=4 / 32)
+# "Random crop with 4 pixels of padding, and flip", the weak view of many papers for images of 32 pixels.
+CROP4_FLIP = AugmentConfig(crop_scale=None, flip_p=0.5, jitter_p=0, gray_p=0, shift=4 / 32, whole_pixels=True)
 # The weak view for larger images: a random crop of at least half the area, as in ORCA's code.
 HALF_CROP_FLIP = AugmentConfig(size=224, crop_scale=(0.5, 1.0), jitter_p=0, gray_p=0)
 

@@ -24,18 +24,22 @@ def random_prototypes(num_classes: int, dim: int) -> Tensor:
     return F.normalize(torch.randn(num_classes, dim), dim=1)
 
 
-def seen_score(cosine: Tensor, *, num_seen: int, form: SeenScore) -> Tensor:
+def seen_score(cosine: Tensor, *, num_seen: int, form: SeenScore, live: Tensor | None = None) -> Tensor:
     """How much each sample looks like some seen class, (B,); minus this is the novelty score.
 
         cosine        max_{c < S} cos_c                                       (paper)
         standardized  max_{c < S} (cos_c - mean_C cos) / std_C cos            (released code)
 
     The standardized form asks how far the best seen class stands out among all C. Released code scales the cosines by 10
-    first, which the standardization undoes.
+    first, which the standardization undoes. With `live` (C,), mean and deviation are over those classes alone.
     """
-    if form == "standardized":
-        # The clamp keeps a sample equally near to every prototype finite; dividing first and adding an epsilon later
-        # (as the released code does) would not.
+    if form == "standardized" and live is not None:
+        number = live.sum()
+        mean = torch.where(live, cosine, 0.0).sum(dim=1, keepdim=True) / number
+        square = torch.where(live, (cosine - mean).square(), 0.0).sum(dim=1, keepdim=True)
+        cosine = (cosine - mean) / (square / (number - 1)).sqrt().clamp(min=1e-8)
+    elif form == "standardized":
+        # The clamp keeps a sample equally near to every prototype finite (ours).
         spread = cosine.std(dim=1, keepdim=True).clamp(min=1e-8)
         cosine = (cosine - cosine.mean(dim=1, keepdim=True)) / spread
     return cosine[:, :num_seen].amax(dim=1)

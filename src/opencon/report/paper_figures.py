@@ -51,6 +51,7 @@ def class_figure(
     title: str,
     path: Path,
     classes: Sequence[int] | None = None,
+    colored_by: str = "true class",
     projection: Projection | Literal["umap"] = "umap",
     seed: int = 0,
 ) -> Path:
@@ -64,6 +65,7 @@ def class_figure(
         title: a line above.
         path: where the PNG goes; its folder must exist.
         classes: which true classes; None: ten, by `choose_classes`.
+        colored_by: what `truth` is, in words; without any truth the groups themselves can stand in for it.
         projection: "umap" as in the paper, or one of `figures.project`, which is also used without umap-learn.
         seed: of the projection.
     """
@@ -76,7 +78,7 @@ def class_figure(
         raise ConfigError(f"classes = {list(chosen)} must be among those with images; {missing} have none.")
     figure = blank_figure((7.2, 6.0))
     rows = np.isin(truth, chosen)
-    how, xy = _project(z[rows], projection, seed)
+    how, xy = project_classes(z[rows], projection, seed)
     axes = figure.add_axes((0.0, 0.0, 1.0, 0.9))
     area = float(np.clip(22000 / len(xy), 6, 50))
     for i, c in enumerate(chosen):
@@ -87,7 +89,7 @@ def class_figure(
     axes.axis("off")
     axes.margins(0.03)
     figure.text(0.02, 0.95, title, fontsize=14, fontweight="bold", color=INK)
-    figure.text(0.02, 0.91, f"Embedding, colored by true class ({how})", fontsize=11, color=INK)
+    figure.text(0.02, 0.91, f"Embedding, colored by {colored_by} ({how})", fontsize=11, color=INK)
     handles = list(zip(axes.get_legend_handles_labels()[0], chosen, strict=True))
     _class_legends(figure, handles, num_seen, marker_scale=(40 / area) ** 0.5)
     return save_png(figure, path, bbox_inches="tight", pad_inches=0.15)
@@ -245,7 +247,7 @@ def _name_axes(axes: Any, classes: list[int], columns: list[int], class_names: S
         spine.set_color("#dddddd")
 
 
-def _project(z: Points, projection: Projection | Literal["umap"], seed: int) -> tuple[str, Points]:
+def project_classes(z: Points, projection: Projection | Literal["umap"] = "umap", seed: int = 0) -> tuple[str, Points]:
     """UMAP if it is asked for, installed, and has enough images; else `figures.project`. The name says which."""
     if projection != "umap":
         return project(z, projection=projection, seed=seed)

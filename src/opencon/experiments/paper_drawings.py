@@ -1,0 +1,53 @@
+"""The paper's figures from what a sweep has measured: lines, bars, embeddings side by side, distributions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from opencon.experiments.paper import Manifest, Plan, row_of
+from opencon.experiments.sweep import Sweep
+from opencon.experiments.sweep_table import SweepRow
+from opencon.report.paper_panels import Panel, distribution_figure, embedding_panels
+from opencon.report.sweep_chart import Point, sweep_chart
+
+
+def draw_figures(plan: Plan, sweep: Sweep, folder: Path) -> list[Path]:
+    """Every figure of which something has been measured."""
+    folder.mkdir(parents=True, exist_ok=True)
+    drawn = []
+    for manifest in plan.manifests:
+        if manifest.kind != "figure":
+            continue
+        rows = [row_of(sweep, row, plan.means) for row in manifest.rows]
+        path = folder / f"{manifest.name}.png"
+        if any(row.done for row in rows) and _draw(manifest, rows, path):
+            drawn.append(path)
+    return drawn
+
+
+def _draw(manifest: Manifest, rows: Sequence[SweepRow], path: Path) -> bool:
+    """Draw one; False where what was measured is not enough."""
+    if manifest.draw in ("lines", "bars"):
+        series: dict[str, list[Point]] = {}
+        for row in rows:
+            mean, std = row.score(manifest.columns[0])
+            name = ", ".join(value for key, value in row.labels.items() if key != manifest.x)
+            if mean is not None:
+                series.setdefault(name, []).append((row.labels[manifest.x], mean, std))
+        sweep_chart(series, x_title=manifest.x, y_title="all (%)", title=manifest.title, path=path)
+        return True
+    panels: list[tuple[str, dict[str, Any]]] = [
+        (", ".join(row.labels.values()), row.done[0]["result"]["embedding"]) for row in rows if row.done
+    ]
+    if manifest.draw == "umap":
+        found = [Panel(name, data["z"], data["truth"], data["num_seen"], data["names"]) for name, data in panels]
+        embedding_panels(found, number=manifest.classes, title=manifest.title, path=path)
+        return True
+    with_score = [(name, data) for name, data in panels if "seen" in data]
+    if not with_score:
+        return False
+    _, data = with_score[0]
+    distribution_figure(data["seen"], data["novel"], threshold=data["threshold"], title=manifest.title, path=path)
+    return True

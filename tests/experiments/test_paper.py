@@ -1,0 +1,170 @@
+"""The paper's tables: manifests that can be made, what is missing is said, shared runs, validation on seen classes alone."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from opencon.cli import app
+from opencon.config import with_settings
+from opencon.errors import ConfigError
+from opencon.experiments.paper import (
+    Means,
+    Plan,
+    chosen,
+    far_cells,
+    manifest_names,
+    quick_row,
+    read_manifest,
+    render_table,
+    row_of,
+)
+from opencon.experiments.recipes import get_recipe
+from opencon.experiments.sweep import Sweep
+from opencon.experiments.validation import grids, outcomes, trial_cells
+from opencon.experiments.workbench import prepare
+
+CPU = torch.device("cpu")
+TABLES = [name for name in manifest_names() if read_manifest(name).kind == "table"]
+
+
+def record(**result):
+    full = {"all": 0.5, "novel": 0.4, "seen": 0.6, "total_seconds": 1.0, "epoch": 1} | result
+    return {"state": "done", "result": full, "seconds_per_epoch": 0.5, "curve": []}
+
+
+def test_there_is_a_manifest_for_every_table_and_figure():
+    assert manifest_names()[:2] == ["main", "vit"]
+    assert {"losses", "unknown", "labels", "modified", "cifar10", "novelty", "converged", "imagenet1k", "pcl"} < {
+        *TABLES
+    }
+    figures = {"umap10", "umap20", "percentile", "distributions", "sensitivity"}
+    assert {name for name in manifest_names() if name not in TABLES} == figures
+    with pytest.raises(ConfigError, match="Did you mean 'losses'"):
+        chosen(["loses"])
+
+
+@pytest.mark.parametrize("name", manifest_names())
+def test_every_row_is_a_recipe_whose_settings_exist(name):
+    manifest = read_manifest(name)
+    labels = [tuple(row.labels.items()) for row in manifest.rows]
+    assert len(set(labels)) == len(labels)
+    for row in manifest.rows:
+        with_settings(get_recipe(row.recipe), row.settings)
+        with_settings(get_recipe(quick_row(row).recipe), quick_row(row).settings)
+        assert len(row.published) <= len(row.columns or manifest.columns)
+
+
+def test_what_is_missing_is_said_for_every_row(tmp_path):
+    plan = Plan.made(chosen(["main"]), Means.of(str(tmp_path), []))
+    assert not plan.cells
+    assert len(plan.missing) == len(read_manifest("main").rows)
+    assert "cifar-100" in plan.missing[0][2].lower()
+
+
+def test_a_run_that_two_tables_share_is_trained_once_with_all_they_ask_for():
+    plan = Plan.made(chosen(["losses", "novelty", "distributions"]), Means.of(None, [], quick=True))
+    names = [cell.name for cell in plan.cells]
+    assert len(set(names)) == len(names) == 4
+    (shared,) = [cell for cell in plan.cells if not any(s.startswith("method.") for s in cell.settings)]
+    assert shared.also == ("embedding", "novelty")
+
+
+def test_weights_belong_to_a_data_set_or_an_encoder():
+    main, vit = read_manifest("main").rows[0], read_manifest("vit").rows[0]
+    means = Means.of("d", ["a.pt", "vit_b16=b.pt"])
+    assert means.settings(main) == ["data.root=d", "encoder.weights=a.pt"]
+    assert means.settings(vit) == ["data.root=d", "encoder.weights=b.pt"]
+    imagenet = next(row for row in read_manifest("main").rows if row.data == "imagenet100")
+    assert Means.of("d", ["a.pt"]).settings(imagenet) == ["data.root=d"]  # those of CIFAR-100 are not for ImageNet
+
+
+def test_ours_and_the_published_numbers_stand_side_by_side(tmp_path):
+    manifest, means = read_manifest("modified"), Means.of(None, [])
+    cells = [cell for row in manifest.rows for cell in means.cells(row)]
+    sweep = Sweep(tmp_path, tuple(cells))
+    (tmp_path / "locks").mkdir()
+    for cell, all_ in zip(cells[:3], (0.52, 0.53, 0.54), strict=True):
+        sweep.add(cell, record(all=all_, novel=0.487, seen=0.69), CPU)
+    rows = [row_of(sweep, row, means) for row in manifest.rows]
+    assert render_table(manifest, rows, "markdown").splitlines()[2:] == [
+        "| L_OpenCon | 53.0 ± 1.0 | 48.7 ± 0.0 | 69.0 ± 0.0 | 53.7 / 48.7 / 69.0 | 3 |",
+        "| L_Modified |  |  |  | 47.7 / 46.4 / 62.4 | 0 of 3 |",
+    ]
+    assert far_cells(manifest, rows) == []
+    sweep.add(cells[3], record(all=0.5, novel=0.464, seen=0.624), CPU)
+    rows = [row_of(sweep, row, means) for row in manifest.rows]
+    assert [(label, column) for label, column, _, _ in far_cells(manifest, rows)] == [("L_Modified", "all")]
+
+
+def test_validation_looks_at_labeled_images_alone():
+    config = with_settings(get_recipe("digits"), ["split.validation=true", "train.batch_size=128"])
+    bench, full = prepare(config, CPU), prepare(get_recipe("digits"), CPU)
+    assert len(bench.dataset.train) == len(full.split.labeled)
+    torch.testing.assert_close(bench.dataset.train.images, full.dataset.train.images[full.split.labeled])
+    assert (bench.split.num_seen, bench.split.num_classes) == (2, 5)
+    assert bench.dataset.train.classes.max() == 4
+
+
+def test_every_method_has_as_many_trials_and_the_recipe_is_one():
+    assert {len(trials) for trials in grids().values()} == {6}
+    for method, trials in grids().items():
+        assert trials[0].settings == ()
+        for trial in trials:
+            with_settings(get_recipe(f"{method}/cifar100"), trial.settings)
+
+
+def test_the_best_trial_of_each_method_is_chosen(tmp_path):
+    trials = trial_cells(["gcd", "uno"], "digits", [])
+    sweep = Sweep(tmp_path, tuple(cell for cells in trials.values() for cell in cells))
+    (tmp_path / "locks").mkdir()
+    for i, cell in enumerate(sweep.cells):
+        sweep.add(cell, record(all=(0.5, 0.7, 0.6, 0.1, 0.2, 0.3)[i % 6]), CPU)
+    found = [trial.label for trial, _, is_best in outcomes(sweep, trials) if is_best]
+    assert found == [trials_of[1].label for trials_of in (grids()["gcd"], grids()["uno"])]
+
+
+def test_a_dry_run_needs_neither_data_nor_weights(tmp_path):
+    result = CliRunner().invoke(app, ["paper", "modified", "--dry-run", "--data", str(tmp_path)])
+    assert result.exit_code == 0
+    assert "0 runs." in result.output
+
+
+def test_a_table_of_two_losses_on_the_digits(tmp_path):
+    words = ["paper", "modified", "--quick", "--out", str(tmp_path / "p"), "--device", "cpu"]
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 0, result.output
+    text = (tmp_path / "p" / "tables" / "modified.md").read_text()
+    assert text.splitlines()[2].startswith("| L_OpenCon | ")
+    assert "| 1 |" in text.splitlines()[3]
+
+
+@pytest.mark.slow
+def test_the_whole_paper_on_the_digits(tmp_path):
+    result = CliRunner().invoke(app, ["paper", "all", "--quick", "--out", str(tmp_path / "p"), "--device", "cpu"])
+    assert result.exit_code == 0, result.output
+    cells = json.loads((tmp_path / "p" / "results.json").read_text())["cells"]
+    assert {cell["state"] for cell in cells.values()} == {"done"}
+    assert len(list((tmp_path / "p" / "tables").glob("*.md"))) == len(manifest_names())
+    assert {path.stem for path in (tmp_path / "p" / "figures").glob("*.png")} == {*manifest_names()} - {*TABLES}
+
+
+@pytest.mark.slow
+def test_validation_on_the_digits(tmp_path):
+    words = ["paper", "main", "--quick", "--validate", "--out", str(tmp_path / "v"), "--device", "cpu"]
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 0, result.output
+    assert result.stdout.count("chosen") == 5
+
+
+def test_the_page_is_made_from_the_record(monkeypatch):
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
+    import paper
+
+    assert paper.PAGE.read_text(encoding="utf-8") == paper.page()
+    text = paper.page({"opencon-cifar100-seed0": record(all=0.6, novel=0.478, seen=0.691)})
+    assert "| CIFAR-100 | OpenCon | 60.0 | 47.8 | 69.1 | 52.7 / 47.8 / 69.1 | 1 of 5 |" in text
+    assert "- **CIFAR-100, OpenCon** (all +7.3): Not explained yet." in text
+    assert "Not measured: CIFAR-100, ORCA;" in text
