@@ -372,6 +372,22 @@ def test_selecting_by_click_shift_ctrl_drag_and_all(run, person):
     assert page.facts()["version"] == 0
 
 
+def test_several_groups_are_merged_at_once(run, person):
+    page = person(run)
+    page.open_group("dog")
+    for name in ("new-1", "new-2"):
+        row = page.page.locator("nav .group", has=page.page.get_by_text(name, exact=True)).first
+        row.click(modifiers=["Control"])
+    assert page.tiles().count() > 20
+    page.page.locator("#mergeall").click()
+    page.until(1)
+    assert page.facts()["groups"] == {"0": "cat", "1": "dog"}
+    assert page.page.locator("#groupname").input_value() == "dog"
+    page.press("Backspace")
+    page.until(2)
+    assert page.facts()["groups"] == {"0": "cat", "1": "dog", "2": "new-1", "3": "new-2"}
+
+
 def test_the_keyboard_is_enough(run, person):
     page = person(run)
     page.open_group("cat")

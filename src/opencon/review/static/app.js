@@ -44,6 +44,7 @@ async function standTogether() {
 
 function photosOf(v) {
   if (v.kind === "group") return ordered(membersOf(v.id));
+  if (v.kind === "several") return v.ids.filter((g) => store.groups.has(g)).flatMap((g) => ordered(membersOf(g)));
   if (v.kind === "strangers") return ordered(membersOf(STRANGERS));
   if (v.kind === "junk") return ordered(membersOf(JUNK));
   if (v.kind === "twins") return twins().flatMap((i) => [store.twin_of[i], i]).filter((p, at, all) => all.indexOf(p) === at);
@@ -71,12 +72,14 @@ function open(next, { keepFocus = false } = {}) {
 
 function viewName() {
   const names = { unsure: "Unsure first", strangers: "Unlike everything", twins: "Near-duplicates", junk: "Junk", unreadable: "Cannot be read" };
+  if (view.kind === "several") return number(view.ids.length, "group");
   return view.kind === "group" ? placeName(view.id) : view.kind === "list" ? view.title : names[view.kind];
 }
 
 // --- the line above the photos -------------------------------------------------------------------------------------------
 
 const HINTS = {
+  several: "Several groups side by side. Ctrl and a click on the left adds one, or takes one away.",
   unsure: "Everything that nobody has looked at, least certain first. Put it right here, or group by group.",
   strangers: "These resemble no group. Send them to a class, make groups of them, or throw them out.",
   twins: "Each stands beside the photo that it nearly repeats. Send the spare ones to Junk if you like.",
@@ -103,6 +106,7 @@ function drawHead() {
       el("button", { class: "plain", id: "split", title: "S", text: "Split …", disabled: photos.length < 2, onclick: () => openSplit(view.id, () => open(view)) }),
       mergeButton(), el("button", { class: "plain", title: "B", text: "Bring in more", onclick: bringMore }));
   }
+  if (view.kind === "several") tools.append(el("button", { class: "main", id: "mergeall", text: `Merge these ${view.ids.length} groups`, onclick: () => merge(...view.ids) }));
   if (view.kind === "list" && view.back) tools.append(el("button", { class: "plain", text: `Back to ${placeName(view.back)}`, onclick: () => open({ kind: "group", id: view.back }) }));
   if (["group", "strangers", "junk"].includes(view.kind)) {
     const orders = el("select", { "aria-label": "Order of the photos", onchange: (event) => { order = event.target.value; open(view); } },
@@ -148,10 +152,10 @@ async function rename(group, text) {
   if (await decide({ do: "name", group, name: text }, `Named “${text}”.`)) { remember(group); drawAll(); }
 }
 
-async function merge(a, b) {
+async function merge(...groups) {
   byId("grid").focus();
-  const into = better(a, b), names = [placeName(a), placeName(b)];
-  if (await decide({ do: "merge", groups: [a, b], into }, `Merged “${names[0]}” and “${names[1]}”.`)) open({ kind: "group", id: into });
+  const into = groups.reduce(better), names = groups.map((g) => `“${placeName(g)}”`).join(", ");
+  if (await decide({ do: "merge", groups, into }, `Merged ${names}.`)) open({ kind: "group", id: into });
 }
 
 function mergeButton() {

@@ -2,7 +2,8 @@
 
 export function el(tag, attributes = {}, ...children) {
   const node = document.createElement(tag);
-  for (const [key, value] of Object.entries(attributes)) {
+  const { src, ...others } = attributes;
+  for (const [key, value] of Object.entries({ ...others, src })) { // a picture is asked for last, once it is known to be lazy
     if (value === null || value === undefined || value === false) continue;
     if (key.startsWith("on")) node.addEventListener(key.slice(2), value);
     else if (key === "text") node.textContent = value;

@@ -71,15 +71,23 @@ function heading(text) {
 function groupRow(group) {
   const all = store.sizes.get(group.id) ?? 0, seen = store.seen.get(group.id) ?? 0;
   return row({
-    isOn: view?.kind === "group" && view.id === group.id, name: group.name, count: all, seen,
+    isOn: (view?.kind === "group" && view.id === group.id) || (view?.kind === "several" && view.ids.includes(group.id)), name: group.name, count: all, seen,
     picture: covers.get(group.id), done: all > 0 && isFinished(group.id), isNew: !group.isNamed,
-    title: `${number(all, "photo")}, ${seen} looked at`, go: () => choose({ kind: "group", id: group.id }),
+    title: `${number(all, "photo")}, ${seen} looked at. Ctrl: several groups at once.`,
+    go: (event) => choose(event.ctrlKey || event.metaKey || event.shiftKey ? withAnother(group.id) : { kind: "group", id: group.id }),
   });
+}
+
+// The groups in view and one more, or one less.
+function withAnother(id) {
+  const before = view?.kind === "several" ? view.ids : view?.kind === "group" ? [view.id] : [];
+  const ids = before.includes(id) ? before.filter((g) => g !== id) : [...before, id];
+  return ids.length === 1 ? { kind: "group", id: ids[0] } : ids.length ? { kind: "several", ids } : { kind: "unsure" };
 }
 
 function row({ isOn, name, count, seen = 0, picture: photo, symbol = "", done = false, isNew = false, title, go }) {
   const cover = photo === undefined ? el("span", { class: "cover symbol", "aria-hidden": "true", text: symbol })
-    : el("img", { class: "cover", alt: "", src: picture(photo), loading: "lazy" });
+    : el("img", { class: "cover", alt: "", src: picture(photo), loading: "lazy", fetchpriority: "low" });
   const button = el(
     "button", { class: `group${isOn ? " on" : ""}${isNew ? " new" : ""}`, title, "aria-current": isOn ? "true" : null, onclick: go },
     cover, el("span", { class: "name", text: name }),

@@ -19,6 +19,7 @@ export function openHelp() {
   const steps = [
     ["Look at a group.", "The machine put photos together that look alike. Those it is least sure of come first."],
     ["Put right what is wrong.", "Click a photo to select it; with Ctrl or Shift, or by dragging, select many. Then press a digit, or type a class at the bottom. Or draw around points on the map."],
+    ["Merge what is one.", "Give two groups the same name; or click several on the left with Ctrl, and merge them; or let “Same or not?” ask you."],
     ["Name it, and say “All good”.", "A group with a name becomes a class. The next group comes by itself."],
     ["Learn again.", "From a few corrections the machine sorts the rest anew. You see what would change before it does."],
     ["Take it with you.", "Folders, a table or a data set. Your photos are never touched, and every step can be undone."],
