@@ -373,7 +373,7 @@ def test_config_without_a_recipe(capsys, tmp_path):
         ('recipe = "digits"\nvariant = "mine"', "--variant 'mine' must be 'released' or 'paper'"),
         ('recipe = "digits"\n[train]\nepochs = "many"', "train.epochs = 'many' must be a whole number"),
         (COMPLETE.replace('name = "opencon"', 'name = "openco"'), "unknown method 'openco'. Did you mean 'opencon'?"),
-        (COMPLETE.replace("num_seen = 4", ""), "missing setting: split.num_seen"),
+        (COMPLETE.replace("num_seen = 4", ""), "split.num_seen is missing: say how many classes are seen"),
     ],
 )
 def test_config_that_cannot_work(capsys, tmp_path, text, message):

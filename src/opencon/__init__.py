@@ -1,10 +1,11 @@
 """opencon: recognize the classes you named, discover the ones you did not.
 
     opencon.discover("photos/", out="runs/photos")                  photos to classes and groups
-    opencon.OpenConModel.from_pretrained("runs/photos")             a discovery on new photos
+    opencon.OpenConModel.from_pretrained("runs/photos")             a discovery, or a trained run, on new photos
     opencon.name("runs/photos", {"new-1": "cat"}), count, export    its groups, their number, the model elsewhere
     opencon.OpenWorldClassifier().fit(X, y)                         the same on rows, as in scikit-learn
     opencon.train("digits", out="runs/a"), evaluate, compare        experiments
+    opencon.configure, open_run, Callback, WandbLogger, ...         their settings, results, and what watches them
     opencon.open_world_accuracy(predicted, truth, ...)              the two protocols
 
 Everything else is private: it may change with any version.
@@ -16,34 +17,53 @@ from typing import TYPE_CHECKING, Any
 from opencon.version import __version__
 
 if TYPE_CHECKING:
-    from opencon.api import compare, count, discover, evaluate, export, name, train
+    from opencon.api import Run, compare, configure, count, discover, draw, evaluate, export, name, open_run, train
     from opencon.estimator import OpenWorldClassifier
+    from opencon.experiments.callbacks import Callback, MLflowLogger, TensorBoardLogger, Training, WandbLogger
     from opencon.metrics import open_world_accuracy
     from opencon.photos.model import OpenConModel
 
 __all__ = [
+    "Callback",
+    "MLflowLogger",
     "OpenConModel",
     "OpenWorldClassifier",
+    "Run",
+    "TensorBoardLogger",
+    "Training",
+    "WandbLogger",
     "__version__",
     "compare",
+    "configure",
     "count",
     "discover",
+    "draw",
     "evaluate",
     "export",
     "name",
+    "open_run",
     "open_world_accuracy",
     "train",
 ]
 
 _HOMES = {
+    "Callback": "opencon.experiments.callbacks",
+    "MLflowLogger": "opencon.experiments.callbacks",
     "OpenConModel": "opencon.photos.model",
     "OpenWorldClassifier": "opencon.estimator",
+    "Run": "opencon.api",
+    "TensorBoardLogger": "opencon.experiments.callbacks",
+    "Training": "opencon.experiments.callbacks",
+    "WandbLogger": "opencon.experiments.callbacks",
     "compare": "opencon.api",
+    "configure": "opencon.api",
     "count": "opencon.api",
     "discover": "opencon.api",
+    "draw": "opencon.api",
     "evaluate": "opencon.api",
     "export": "opencon.api",
     "name": "opencon.api",
+    "open_run": "opencon.api",
     "open_world_accuracy": "opencon.metrics",
     "train": "opencon.api",
 }

@@ -7,27 +7,37 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
+from numpy.typing import NDArray
+
 from opencon.config import RunConfig, with_settings
 from opencon.counting import CountEstimate
+from opencon.data.split import names_from_file
 from opencon.errors import ConfigError, require
+from opencon.experiments.callbacks import Callback
 from opencon.experiments.compare import FORMATS, Section, compare_runs, render
-from opencon.experiments.evaluate import evaluate_run
-from opencon.experiments.recipes import get_recipe, read_config
-from opencon.experiments.train import Callbacks
+from opencon.experiments.evaluate import draw_side_by_side, evaluate_run
+from opencon.experiments.recipes import get_recipe, read_config, run_config
+from opencon.experiments.results import Confusion, Predictions, predictions_of
 from opencon.experiments.train import train as train_run
+from opencon.experiments.workbench import open_run as open_bench
+from opencon.methods import METHODS
 from opencon.openworld.fit import OpenWorldConfig
 from opencon.photos.discover import DiscoverConfig, Discovery, Progress, count_classes, discover_photos, prepare
 from opencon.photos.export import export_folder
 from opencon.photos.features import FeatureSettings, views_for
 from opencon.photos.listing import Photos, find_photos, read_truth
+from opencon.photos.model import OpenConModel
 from opencon.photos.names import rename_from_table, rename_groups
 from opencon.plugins import import_installed, recall
 from opencon.runtime import pick_device
+from opencon.training.run_folder import RunFolder
 
 PathLike = str | Path
 
@@ -163,7 +173,7 @@ def export(run: PathLike, out: PathLike, *, onnx: bool | None = None) -> list[st
     """Write a model that needs nothing else: weights and a card in a folder, and one ONNX file.
 
     Args:
-        run: the folder of a discovery.
+        run: the folder of a discovery, or of a run of `train`.
         out: a folder for the model.
         onnx: whether to write model.onnx; None: where the extra `onnx` is installed.
 
@@ -175,14 +185,67 @@ def export(run: PathLike, out: PathLike, *, onnx: bool | None = None) -> list[st
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """A trained run: its folder and what was measured."""
+    """A trained run: its folder, what was measured, and what it says of its images."""
 
     folder: Path
-    result: dict[str, Any]  # result.json: accuracies as shares, protocol, seconds, ...
+    result: dict[str, Any]  # result.json: accuracies as shares, protocol, seconds, ...; empty if it is not finished
+    data: str | None = None  # where its images lie now, if elsewhere
+    device: str = "auto"
 
     def __repr__(self) -> str:
-        scores = ", ".join(f"{key} {self.result[key]:.1%}" for key in ("all", "novel", "seen") if key in self.result)
+        shown = ("all", "novel", "seen", "held_out", "stability")
+        scores = ", ".join(f"{key} {self.result[key]:.1%}" for key in shown if self.result.get(key) is not None)
         return f"<Run in {self.folder}: {scores or 'trained'}>"
+
+    @property
+    def config(self) -> RunConfig:
+        """Every setting."""
+        return run_config(RunFolder.open_for_reading(self.folder).read_json("config.json"))
+
+    @property
+    def metrics(self) -> list[dict[str, Any]]:
+        """A record for each epoch: losses, seconds, and what was measured."""
+        return RunFolder.open_for_reading(self.folder).read_metrics()
+
+    def predictions(self, on: Literal["unlabeled", "test"] = "unlabeled") -> Predictions:
+        """A class or group for each unlabeled (or held-out) image, with the matching of groups and true classes."""
+        return self._said(on)[0]
+
+    def embeddings(self, on: Literal["unlabeled", "test"] = "unlabeled") -> NDArray[np.float32]:
+        """(M, D) a row for each image of `predictions`."""
+        return self._said(on)[1]
+
+    def confusion(self, on: Literal["unlabeled", "test"] = "unlabeled") -> Confusion:
+        """True classes against groups."""
+        return self.predictions(on).confusion()
+
+    def model(self) -> OpenConModel:
+        """The model for new images; the images that it was trained on are not needed."""
+        return OpenConModel.from_pretrained(self.folder, self.device)
+
+    @cached_property
+    def _kept(self) -> dict[str, Any]:
+        return {}
+
+    def _said(self, on: Literal["unlabeled", "test"]) -> tuple[Predictions, NDArray[np.float32]]:
+        if on not in self._kept:
+            bench = open_bench(self.folder, pick_device(self.device), data_root=self.data)
+            self._kept[on] = predictions_of(bench, on)
+        said: tuple[Predictions, NDArray[np.float32]] = self._kept[on]
+        return said
+
+
+def open_run(folder: PathLike, *, data: PathLike | None = None, device: str = "auto") -> Run:
+    """A run that `train` or `opencon train` left in a folder.
+
+    Args:
+        folder: the run folder.
+        data: where its images lie now, if elsewhere.
+        device: "auto", "cpu", "cuda" or "cuda:N".
+    """
+    run = RunFolder.open_for_reading(Path(folder).expanduser())
+    result = run.read_json("result.json") if run.has("result.json") else {}
+    return Run(run.path, result, None if data is None else str(data), device)
 
 
 def train(
@@ -192,12 +255,15 @@ def train(
     settings: Mapping[str, Any] | None = None,
     variant: str | None = None,
     data: PathLike | None = None,
+    labeled: PathLike | None = None,
+    unlabeled: PathLike | None = None,
+    truth: PathLike | None = None,
+    test: PathLike | None = None,
     weights: PathLike | None = None,
     seed: int | None = None,
     device: str = "auto",
     download: bool = False,
-    tensorboard: bool = False,
-    callbacks: Callbacks = Callbacks(),  # noqa: B008 (frozen)
+    callbacks: Sequence[Callback] = (),
 ) -> Run:
     """Train a method on a data set; a run that was interrupted goes on, a finished one is shown.
 
@@ -212,30 +278,41 @@ def train(
         settings: settings to change, by their dotted name.
         variant: "released" (the default) or "paper", for a recipe by name.
         data: where the images lie (data.root).
-        weights: a checkpoint to start from (encoder.weights).
+        labeled: your own images instead of the recipe's: a folder with one sub-folder per class.
+        unlabeled: a folder with images that carry no label, beside `labeled`.
+        truth: their classes, to measure with: "folders" (the sub-folders of `unlabeled`), or a table file,class.
+        test: held-out images with classes: a folder with one sub-folder per class, or a list.
+        weights: a checkpoint to start from (encoder.weights), or "installed".
         seed: of training (train.seed).
         device: "auto", "cpu", "cuda" or "cuda:N".
         download: fetch the data set's archive if it is missing.
-        tensorboard: also write TensorBoard logs.
-        callbacks: told of lines, steps and epochs.
+        callbacks: told of the run while it trains; loggers are callbacks, too.
     """
+    files = {"labeled": labeled, "unlabeled": unlabeled, "truth": truth, "test": test}
     folder, where = Path(out).expanduser(), pick_device(device)
     recall(folder)  # a run that goes on may need what it was started with
-    config = train_config(recipe, settings, variant=variant, data=data, weights=weights, seed=seed)
-    result = train_run(config, folder, where, callbacks=callbacks, download=download, tensorboard=tensorboard)
-    return Run(folder, result)
+    config = configure(recipe, settings, variant=variant, data=data, weights=weights, seed=seed, **files)
+    result = train_run(config, folder, where, watchers=callbacks, download=download)
+    return Run(folder, result, device=device)
 
 
-def train_config(
+def configure(
     recipe: PathLike | RunConfig,
-    settings: Mapping[str, Any] | None = None,
+    settings: Mapping[str, Any] | Iterable[str] | None = None,
     *,
     variant: str | None = None,
     data: PathLike | None = None,
+    labeled: PathLike | None = None,
+    unlabeled: PathLike | None = None,
+    truth: PathLike | None = None,
+    test: PathLike | None = None,
     weights: PathLike | None = None,
     seed: int | None = None,
 ) -> RunConfig:
-    """The configuration of a run; the arguments are those of `train`."""
+    """The configuration of a run, every setting checked; the arguments are those of `train`.
+
+    `settings` may also be a list of texts, as for `--set` on the command line: "train.epochs=5".
+    """
     for problem in import_installed():
         warnings.warn(problem, stacklevel=3)
     if isinstance(recipe, RunConfig):
@@ -250,9 +327,36 @@ def train_config(
         variant = None
     if variant is not None:
         raise ConfigError('a variant belongs to a recipe. In a configuration file, write: variant = "paper"')
+    config = with_files(config, labeled=labeled, unlabeled=unlabeled, truth=truth, test=test)
     short = {"data.root": data, "encoder.weights": weights, "train.seed": seed}
-    changes = {key: value for key, value in short.items() if value is not None} | dict(settings or {})
-    return with_settings(config, [f"{key}={json.dumps(value, default=str)}" for key, value in changes.items()])
+    changes = [f"{key}={json.dumps(value, default=str)}" for key, value in short.items() if value is not None]
+    if isinstance(settings, Mapping):
+        settings = [f"{key}={json.dumps(value, default=str)}" for key, value in settings.items()]
+    config = with_settings(config, [*changes, *(settings or ())])
+    return replace(config, split=names_from_file(config.split))
+
+
+def with_files(
+    config: RunConfig,
+    *,
+    labeled: PathLike | None,
+    unlabeled: PathLike | None,
+    truth: PathLike | None,
+    test: PathLike | None,
+) -> RunConfig:
+    """The same configuration for images of your own, where some are given; their labels say which classes are seen."""
+    given = {"root": labeled, "unlabeled": unlabeled, "truth": truth, "test": test}
+    changes: dict[str, Any] = {key: str(value) for key, value in given.items() if value is not None}
+    if not changes:
+        return config
+    if unlabeled is None and labeled is None:  # a held-out set beside the recipe's own files
+        return replace(config, data=replace(config.data, **changes))
+    require(
+        unlabeled is not None,
+        "labeled images alone leave nothing to discover. Give the others, too, as unlabeled (--unlabeled).",
+    )
+    split = replace(config.split, num_seen=None, seen_classes=(), num_classes=None)
+    return replace(config, data=replace(config.data, name="folder", **changes), split=split)
 
 
 def evaluate(
@@ -264,6 +368,7 @@ def evaluate(
     device: str = "auto",
     picture: PathLike | None = None,
     figures: PathLike | None = None,
+    classes: int = 10,
     novelty: bool = False,
     count: str | None = None,
 ) -> dict[str, Any]:
@@ -276,7 +381,8 @@ def evaluate(
         data: where the images lie now.
         device: "auto", "cpu", "cuda" or "cuda:N".
         picture: also draw the embedding to this PNG.
-        figures: also draw look-alikes of the paper's figures to this folder.
+        figures: also draw look-alikes of the paper's figures to this folder; a warning names those that cannot be drawn.
+        classes: how many a figure of the embedding shows, 10 or 20.
         novelty: also compare every novelty score.
         count: also estimate the number of classes, by "tree", "gcd" or "dtc".
 
@@ -292,9 +398,26 @@ def evaluate(
         data_root=None if data is None else str(data),
         picture=_path(picture),
         figures=_path(figures),
+        num_drawn=classes,
         novelty=novelty,
         count=count,
+        say=lambda text: warnings.warn(text, stacklevel=3),
     )
+
+
+def draw(runs: PathLike | Run | Sequence[PathLike | Run], out: PathLike, *, classes: int = 10) -> list[Path]:
+    """Draw embeddings and confusion matrices of runs side by side. Returns the pictures.
+
+    Args:
+        runs: run folders, or what `train` returned, on the same data and split; or a single one of these.
+        out: a folder for maps.png and confusions.png.
+        classes: how many are shown, 10 or 20.
+    """
+    each = [runs] if isinstance(runs, (str, Path, Run)) else list(runs)
+    opened = [run if isinstance(run, Run) else open_run(run) for run in each]
+    titles = [f"{METHODS[run.config.method.name].title}, {run.folder.name}" for run in opened]
+    benches = [open_bench(run.folder, pick_device(run.device), data_root=run.data) for run in opened]
+    return draw_side_by_side(dict(zip(titles, benches, strict=True)), Path(out).expanduser(), classes)
 
 
 @dataclass(frozen=True, eq=False)

@@ -4,6 +4,7 @@ import dataclasses
 import json
 
 import pytest
+import torch
 
 from opencon.config import differences, to_dict, with_settings
 from opencon.data.benchmarks import DATASETS
@@ -15,7 +16,8 @@ from opencon.experiments.recipes import SETTINGS, get_recipe, read_config, recip
 from opencon.methods import METHODS, OpenConConfig, SimCLRConfig
 
 VARIANTS = ("released", "paper")
-ONE_OF_EACH_KIND = {SETTINGS[name].kind: name for name in SETTINGS.names()}.values()
+OWN = "photos"  # the recipe for images of one's own, of which the papers say nothing
+ONE_OF_EACH_KIND = {SETTINGS[name].kind: name for name in SETTINGS.names() if name != OWN}.values()
 
 
 def data_sets(method):
@@ -23,7 +25,8 @@ def data_sets(method):
 
     OpenCon, whose settings are the same within a kind, is tried on all.
     """
-    return SETTINGS.names() if method == "opencon" else {*ONE_OF_EACH_KIND, *METHODS[method].build.special}
+    published = {name for name in SETTINGS.names() if name != OWN}
+    return published if method == "opencon" else {*ONE_OF_EACH_KIND, *METHODS[method].build.special}
 
 
 def between_variants(name):
@@ -135,8 +138,18 @@ def test_fine_grained_as_in_gcd(name):
     assert (config.train.batch_size, config.train.epochs) == (128, 200)
 
 
+@pytest.mark.parametrize("method", METHODS.names())
+def test_every_method_has_a_recipe_for_photos_of_ones_own(method):
+    config = get_recipe(f"{method}/{OWN}")
+    assert (config.data.name, config.split.num_seen, config.encoder.weights) == ("folder", None, "installed")
+    entry = ENCODERS["efficientnet_lite0"]
+    assert (config.encoder.mean, config.encoder.std) == (entry.mean, entry.std)  # as its weights expect
+    with torch.device("meta"):
+        ENCODERS[config.encoder.name].build(3, 224).freeze(config.encoder.train_from)  # a stage that it has
+
+
 def test_the_title_tells_seen_and_novel_classes():
-    for name in set(SETTINGS.names()) - {"digits"}:  # the digits are called 0-4 and 5-9
+    for name in set(SETTINGS.names()) - {"digits", OWN}:  # the digits are called 0-4 and 5-9
         setting, num_classes = SETTINGS[name], DATASETS[SETTINGS[name].data.name].info.num_classes
         assert f"{setting.num_seen} seen / {num_classes - setting.num_seen} novel" in setting.title
 
@@ -279,7 +292,7 @@ def test_a_file_without_a_recipe_takes_the_defaults(tmp_path):
         ('recipe = "digits"\ntrain = 3', "train = 3 must be a section"),
         ('recipe = "digits"\n[train]\nmilestones = 3', "train.milestones = 3 must be a list"),
         ("recipe = 3", "recipe = 3 must be the name of a recipe"),
-        ("recipe = 'photos'", "Images of your own: --config FILE"),
+        ("recipe = 'fotos'", "Did you mean 'photos'.*Images of your own: photos, with --labeled"),
     ],
 )
 def test_files_that_cannot_be_used(tmp_path, text, message):

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 
 from opencon.config import (
     AugmentConfig,
@@ -26,6 +27,7 @@ from opencon.encoders import Embedder, Encoder
 from opencon.errors import ConfigError, DivergedError, RunError
 from opencon.experiments import train as train_module
 from opencon.experiments import workbench
+from opencon.experiments.callbacks import TensorBoardLogger
 from opencon.experiments.evaluate import draw, evaluate_run
 from opencon.experiments.plan import check_fits, plan
 from opencon.experiments.recipes import get_recipe, run_config
@@ -87,6 +89,8 @@ def test_a_run_writes_down_everything(finished):
         "metrics.jsonl",
         "checkpoint.pt",
         "encoder.safetensors",
+        "classes.json",
+        "classes.safetensors",
         "result.json",
     }
     assert json.loads((out / "config.json").read_text()) == to_dict(small())
@@ -323,11 +327,14 @@ def test_evaluation_draws_the_embedding(finished, tmp_path):
     assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_method_without_novelty_scores_cannot_be_drawn(finished):
+def test_a_method_without_novelty_scores_is_drawn_without_that_panel(finished, tmp_path):
+    pytest.importorskip("matplotlib")
     bench = open_run(finished[0], CPU)
     _, bank, assignment = bench.score("unlabeled", "orca")
-    with pytest.raises(ConfigError, match="has no novelty score of its own"):
-        draw(bench, bank, replace(assignment, novelty=None), Path("never.png"))
+    both = draw(bench, bank, assignment, tmp_path / "both.png")
+    one = draw(bench, bank, replace(assignment, novelty=None), tmp_path / "one.png")
+    widths = [Image.open(path).width for path in (both, one)]
+    assert widths[1] < widths[0]
 
 
 def test_nan_stops_the_run_and_leaves_a_checkpoint_from_before(tmp_path, monkeypatch):
@@ -439,6 +446,7 @@ def frozen(tmp_path_factory):
 def test_a_method_that_does_not_train_is_a_run_like_any_other(frozen, monkeypatch):
     out, result = frozen
     files = {"config.json", "split.json", "environment.json", "checkpoint.pt", "encoder.safetensors", "result.json"}
+    files |= {"classes.json", "classes.safetensors"}
     assert {p.name for p in out.iterdir()} == files
     assert (result["protocol"], result["on"], result["num_images"], result["seed"]) == ("orca", "unlabeled", 1332, 0)
     assert result["seen"] > 0.5  # a tenth by chance: the pixels, blurred by random weights, and the names from labels
@@ -514,7 +522,7 @@ def test_without_epochs_no_batch_has_to_be_filled():
 
 def test_tensorboard_logs_beside_the_run(tmp_path):
     pytest.importorskip("tensorboard")
-    train(small("train.epochs=1"), tmp_path / "run", CPU, tensorboard=True)
+    train(small("train.epochs=1"), tmp_path / "run", CPU, watchers=[TensorBoardLogger()])
     assert list((tmp_path / "run/tensorboard").glob("events*"))
 
 

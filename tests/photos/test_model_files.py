@@ -13,7 +13,8 @@ import torch
 from PIL import Image
 from torch import nn
 
-from opencon.encoders import efficientnet_lite, stored
+from opencon import encoders
+from opencon.encoders import efficientnet_lite
 from opencon.encoders.pretrained import PretrainedEncoder, fingerprint, open_encoder
 from opencon.encoders.stored import EncoderFacts, stored_encoder
 from opencon.encoders.timm import TimmEncoder
@@ -192,12 +193,12 @@ def test_photos_with_odd_names_are_predicted(model, photos, tmp_path):
 def test_an_encoder_of_timm_is_built_without_its_download(tmp_path, monkeypatch):
     asked = []
 
-    def timm_encoder(name, *, image_size, pretrained=True):
+    def timm_encoder(name, *, image_size, in_channels=3, pretrained=True):
         asked.append((name, image_size, pretrained))
         body = nn.Sequential(nn.Flatten(), nn.Linear(3 * 8 * 8, 5))
         return TimmEncoder(body, {"input_size": (3, 8, 8), "mean": (0.5,), "std": (0.2,)})
 
-    monkeypatch.setattr(stored, "timm_encoder", timm_encoder)
+    monkeypatch.setattr(encoders, "timm_encoder", timm_encoder)
     net = timm_encoder("tiny", image_size=8)
     facts = EncoderFacts.of(PretrainedEncoder("timm:tiny", net, 8, net.mean, net.std, fingerprint(net)))
     safetensors.torch.save_file(net.state_dict(), tmp_path / "encoder.safetensors")

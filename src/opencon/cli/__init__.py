@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import sys
 
-from opencon.cli import names, paper, photos, research
+from opencon.cli import names, paper, photos, research, results
 from opencon.cli.base import app, errors, keep_memory
 from opencon.errors import OpenConError
 
-__all__ = ["app", "main", "names", "paper", "photos", "research"]
+__all__ = ["app", "main", "names", "paper", "photos", "research", "results"]
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -23,6 +22,7 @@ from opencon.cli.base import (
     console,
     errors,
     import_plugins,
+    quiet_warnings,
     resumable,
     show_count,
     show_plan,
@@ -294,20 +294,6 @@ def on_return(no_cache: bool) -> str:
     if no_cache:
         return "Nothing was kept (--no-cache): the same command starts over."
     return "Features are kept: the same command goes on from there."
-
-
-@contextmanager
-def quiet_warnings() -> Iterator[None]:
-    """Show our warnings as plain lines, without their position in the code."""
-
-    def show(message: Any, category: type[Warning], *where: Any, **more: Any) -> None:
-        if issubclass(category, UserWarning):
-            errors.print(f"note: {message}")
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("default")
-        warnings.showwarning = show
-        yield
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Commands for experiments: demo, train, pretrain, evaluate, compare, sweep."""
+"""Commands for experiments: demo, train, pretrain, compare, sweep."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from opencon.cli.base import (
     errors,
     import_plugins,
     resumable,
-    show_count,
     show_plan,
 )
-from opencon.config import RunConfig, to_dict, with_settings
+from opencon.config import RunConfig, to_dict
 from opencon.errors import ConfigError
 
 if TYPE_CHECKING:
+    from opencon.experiments.callbacks import Callback
     from opencon.experiments.sweep import Sweep
 
 Out = Annotated[Path | None, typer.Option("--out", help="Folder for the run; default: runs/ and the recipe's name.")]
@@ -41,10 +41,33 @@ DataRoot = Annotated[str | None, typer.Option("--data", help="Where the data set
 Seed = Annotated[int | None, typer.Option("--seed", help="Training seed (the split has its own: split.seed).")]
 Download = Annotated[bool, typer.Option("--download", help="Fetch the data set's archive if it is missing.")]
 TensorBoard = Annotated[bool, typer.Option("--tensorboard", help="Also write TensorBoard logs.")]
+Log = Annotated[
+    list[str] | None, typer.Option("--log", help="Also log to tensorboard, wandb or mlflow (extras); repeatable.")
+]
+Labeled = Annotated[
+    str | None, typer.Option("--labeled", help="Your own images: a folder with one sub-folder per class.")
+]
+Unlabeled = Annotated[str | None, typer.Option("--unlabeled", help="A folder with images that carry no label.")]
+Truth = Annotated[
+    str | None, typer.Option("--truth", help="Their classes, to measure with: folders (its sub-folders), or a table.")
+]
+Test = Annotated[str | None, typer.Option("--test", help="Held-out images with classes: a folder, or a list.")]
 
 WIDE = 150  # columns of a terminal in which the whole training bar fits
-FIRST = ("protocol", "on", "num_images", "seed", "all", "novel", "seen", "knn20")
-SHARES = {"all", "novel", "seen", "knn20", "auroc", "aupr", "fpr95", "share_novel"}
+FIRST = (
+    "protocol",
+    "on",
+    "num_images",
+    "seed",
+    "all",
+    "novel",
+    "seen",
+    "knn20",
+    "held_out",
+    "num_held_out",
+    "stability",
+)
+SHARES = {"held_out", "stability", "all", "novel", "seen", "knn20", "auroc", "aupr", "fpr95", "share_novel"}
 
 
 @app.command(short_help="Learn five digits, discover five others, in a minute on a CPU.")
@@ -82,17 +105,24 @@ def train(
     variant: Annotated[
         str | None, typer.Option("--variant", help="released (as the published code, the default) or paper.")
     ] = None,
-    weights: Annotated[str | None, typer.Option("--weights", help="File with encoder weights to start from.")] = None,
+    weights: Annotated[
+        str | None, typer.Option("--weights", help="File with encoder weights to start from, or installed.")
+    ] = None,
     data: DataRoot = None,
+    labeled: Labeled = None,
+    unlabeled: Unlabeled = None,
+    truth: Truth = None,
+    test: Test = None,
     seed: Seed = None,
     device: Device = "auto",
     download: Download = False,
     tensorboard: TensorBoard = False,
+    log: Log = None,
     imports: Imports = None,
     dry_run: DryRun = False,
 ) -> None:
-    """Train a method on a data set, or resume a run that was interrupted."""
-    from opencon.api import train_config
+    """Train a method on a data set or on images of your own, or resume a run that was interrupted."""
+    from opencon.api import configure
     from opencon.plugins import recall
 
     if (recipe is None) == (config is None):
@@ -103,8 +133,11 @@ def train(
     out = out or Path("runs") / name
     import_plugins(imports)
     recall(out)  # a run that goes on may need what it was started with
-    base = train_config(recipe or config or "", variant=variant, data=data, weights=weights, seed=seed)
-    run(base, settings, out, device, download, tensorboard, dry_run)
+    files = {"labeled": labeled, "unlabeled": unlabeled, "truth": truth, "test": test}
+    chosen = configure(
+        recipe or config or "", settings, variant=variant, data=data, weights=weights, seed=seed, **files
+    )
+    run(chosen, out, device, download, loggers(log, tensorboard), dry_run)
 
 
 @app.command(short_help="Train an encoder without labels (SimCLR).")
@@ -113,79 +146,28 @@ def pretrain(
     out: Out = None,
     settings: Settings = None,
     data: DataRoot = None,
+    unlabeled: Unlabeled = None,
     seed: Seed = None,
     device: Device = "auto",
     download: Download = False,
     tensorboard: TensorBoard = False,
+    log: Log = None,
     imports: Imports = None,
     dry_run: DryRun = False,
 ) -> None:
     """Train an encoder without labels (SimCLR). `train --weights` takes the encoder.safetensors that it writes."""
-    from opencon.api import train_config
+    from opencon.api import configure
     from opencon.experiments.recipes import get_recipe
 
     name = recipe.removeprefix("simclr/")
     if "/" in name:
         raise ConfigError(f"pretrain takes a data set, not the recipe {recipe!r}. Use: pretrain {name.split('/')[-1]}")
     import_plugins(imports)
-    base = train_config(get_recipe(name, method="simclr"), data=data, seed=seed)
+    config = configure(get_recipe(name, method="simclr"), settings, data=data, unlabeled=unlabeled, seed=seed)
     folder = out or Path("runs") / f"simclr-{name}"
-    run(base, settings, folder, device, download, tensorboard, dry_run)
+    run(config, folder, device, download, loggers(log, tensorboard), dry_run)
     if not dry_run:
         console.print(f"Encoder: {folder / 'encoder.safetensors'}", soft_wrap=True)
-
-
-@app.command(short_help="Measure a trained run again, under either protocol.")
-def evaluate(
-    run_folder: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
-    protocol: Annotated[
-        str | None, typer.Option("--protocol", help="orca (tables of ORCA and OpenCon) or gcd (tables of GCD).")
-    ] = None,
-    on: Annotated[
-        str | None, typer.Option("--on", help="unlabeled (training images) or test (held-out images).")
-    ] = None,
-    data: DataRoot = None,
-    device: Device = "auto",
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
-    picture: Annotated[Path | None, typer.Option("--picture", help="Also draw the embedding to this PNG.")] = None,
-    figures: Annotated[
-        Path | None, typer.Option("--figures", help="Also draw look-alikes of the paper's figures to this folder.")
-    ] = None,
-    novelty: Annotated[bool, typer.Option("--novelty", help="Also compare every novelty score.")] = False,
-    count: Annotated[
-        str | None, typer.Option("--count", help="Also estimate the number of classes: by tree, gcd or dtc.")
-    ] = None,
-    imports: Imports = None,
-) -> None:
-    """Measure a trained run again, under either protocol, on either set of images; by default as it was trained."""
-    from opencon.api import evaluate as evaluate_run
-    from opencon.counting.base import CountEstimate
-
-    if picture is not None and not picture.parent.is_dir():
-        raise ConfigError(f"--picture {picture}: there is no folder {picture.parent}. Make it first.")
-    import_plugins(imports)
-    record = evaluate_run(
-        run_folder,
-        protocol=protocol,
-        on=on,
-        data=data,
-        device=device,
-        picture=picture,
-        figures=figures,
-        novelty=novelty,
-        count=count,
-    )
-    if as_json:
-        sys.stdout.write(json.dumps(without_nan(record)) + "\n")
-        return
-    if not (run_folder / "result.json").is_file():
-        console.print("note: this run is not finished; its last checkpoint was measured.")
-    scores, counted = record.pop("novelty", None), record.pop("count", None)
-    console.print(result_table(record, title=str(run_folder)))
-    if scores is not None:
-        console.print(novelty_scores_table(scores))
-    if counted is not None:
-        show_count(CountEstimate(**counted))
 
 
 @app.command(short_help="Runs side by side: mean and spread over seeds.")
@@ -340,28 +322,30 @@ def show_sweep(one: Sweep, columns: str | None, form: str, plot: Path | None) ->
         errors.print(f"{len(left)} of {len(one.cells)} cells are left; the same command goes on with them.")
 
 
-def run(
-    base: RunConfig,
-    settings: list[str] | None,
-    out: Path,
-    device: str,
-    download: bool,
-    tensorboard: bool,
-    dry_run: bool,
-) -> None:
+def loggers(names: list[str] | None, tensorboard: bool) -> list[Callback]:
+    """The loggers of these names."""
+    from opencon.experiments.callbacks import LOGGERS
+
+    wanted = dict.fromkeys([*(names or []), *(["tensorboard"] if tensorboard else [])])
+    unknown = [name for name in wanted if name not in LOGGERS]
+    if unknown:
+        raise ConfigError(f"--log {unknown[0]!r} must be one of {', '.join(LOGGERS)}.")
+    return [LOGGERS[name]() for name in wanted]
+
+
+def run(config: RunConfig, out: Path, device: str, download: bool, watchers: list[Callback], dry_run: bool) -> None:
     """Show the plan; train unless it is a dry run; show the result."""
     from opencon.experiments.plan import plan
     from opencon.experiments.train import train as train_run
     from opencon.runtime import pick_device
 
-    config = with_settings(base, settings or [])
     where = pick_device(device)
     show_plan({**plan(config, download=download), "device": str(where), "folder": str(out)})
     if dry_run:
         console.print_json(json.dumps(to_dict(config)))
         return
     with resumable(), progress_bar() as callbacks:
-        result = train_run(config, out, where, callbacks=callbacks, download=download, tensorboard=tensorboard)
+        result = train_run(config, out, where, callbacks=callbacks, watchers=watchers, download=download)
     console.print(result_table(result, title=str(out)))
     console.print(f"Measure it again, or in another way: opencon evaluate {out}", soft_wrap=True)
 
@@ -369,7 +353,7 @@ def run(
 @contextmanager
 def progress_bar() -> Iterator[Any]:
     """A bar with losses, accuracy and time left, fed by the callbacks of a run."""
-    from opencon.experiments.train import Callbacks
+    from opencon.experiments.callbacks import Callbacks
 
     columns = (
         TextColumn("{task.description}"),
@@ -399,6 +383,8 @@ def progress_bar() -> Iterator[Any]:
             if "all" in record:
                 shown = ("all", "novel", "seen") if is_wide else ("all",)
                 latest["acc"] = " ".join(f"{key} {record[key]:.1%}" for key in shown)
+            if "held_out" in record and "all" not in record:
+                latest["acc"] = f"held out {record['held_out']:.1%}"
             if "knn20" in record:
                 latest["acc"] = f"20-NN {record['knn20']:.1%}"
             epoch = record["epoch"] + 1
@@ -420,21 +406,6 @@ def accuracy_table(rows: Sequence[tuple[str, Mapping[str, Any]]], how: Mapping[s
     for name, record in rows:
         table.add_row(name, *(f"{record[key]:.1%}" for key in ("all", "novel", "seen")))
     return table
-
-
-def novelty_scores_table(scores: Mapping[str, Mapping[str, float]]) -> Table:
-    """How well each score tells novel images from seen ones."""
-    table = Table("score", "FPR95", "AUROC", "AUPR", title="Novelty scores (smaller FPR95, larger others are better)")
-    for name, values in scores.items():
-        table.add_row(name, *(f"{values[key]:.1%}" for key in ("fpr95", "auroc", "aupr")))
-    return table
-
-
-def without_nan(value: Any) -> Any:
-    """The same with None for NaN and infinity, which JSON lacks; a measure over no images is NaN."""
-    if isinstance(value, Mapping):
-        return {key: without_nan(inner) for key, inner in value.items()}
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def result_table(record: Mapping[str, Any], title: str) -> Table:

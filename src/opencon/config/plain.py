@@ -49,8 +49,8 @@ def from_dict(cls: type[C], data: Mapping[str, Any], *, method: type[MethodConfi
     values: dict[str, Any] = {}
     for key, value in data.items():
         if key not in known:
-            hint = did_you_mean(key, known)  # looked for only now: it takes longer than all the rest
-            raise ConfigError(f"unknown setting {at + key!r}.{hint} Known here: {', '.join(sorted(known))}.")
+            near = did_you_mean(key, known)  # looked for only now: it takes longer than all the rest
+            raise ConfigError(f"unknown setting {at + key!r}.{near} Known here: {', '.join(sorted(known))}.")
         hint = method if key == "method" and method is not None else hints[key]
         values[key] = _convert(value, hint, at + key)
     missing = [
@@ -150,6 +150,10 @@ def _convert(value: Any, hint: Any, at: str) -> Any:
         require(value in args, f"{at} = {value!r} must be one of {', '.join(map(repr, args))}.")
         return value
     if origin is tuple:
+        if args[0] is str:  # names, which may be numbers, too
+            if isinstance(value, (str, int)):
+                value = [part.strip() for part in str(value).split(",") if part.strip()]
+            value = [str(part) if type(part) is int else part for part in value]
         if args[0] is str:  # names, which may be numbers, too
             if isinstance(value, (str, int)):
                 value = [part.strip() for part in str(value).split(",") if part.strip()]

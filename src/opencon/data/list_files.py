@@ -14,7 +14,7 @@ from opencon.data.tables import LABEL_COLUMNS, PATH_COLUMNS, bad_line, read_tabl
 from opencon.errors import DataError
 from opencon.registry import did_you_mean
 
-TRUTH = {"truth": ("truth",)}  # a column of classes to measure with
+TRUTH: dict[str, tuple[str, ...]] = {"truth": ("truth",)}  # a column of classes to measure with
 
 
 def list_from_file(list_file: str | Path, root: str | Path | None = None) -> Listing:
@@ -141,7 +141,7 @@ def _read_rows(source: Path) -> tuple[list[str], list[Row]]:
 
 def _table_rows(source: Path, lines: list[str], start: int) -> list[Row] | None:
     """Rows below a header, or None if there is no such header."""
-    columns = {"path": PATH_COLUMNS, "label": LABEL_COLUMNS}
+    columns: dict[str, tuple[str, ...]] = {"path": PATH_COLUMNS, "label": LABEL_COLUMNS}
     table = rows_below_header(source, lines, columns | TRUTH, start=start)
     if table is None:
         table = rows_below_header(source, lines, columns, start=start)

@@ -11,7 +11,7 @@ from typing import Any
 
 import safetensors
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from opencon.encoders import ENCODERS, encoder_entry
 from opencon.encoders.base import Encoder
@@ -34,6 +34,26 @@ class PretrainedEncoder:
     mean: tuple[float, ...]  # per channel, or one for all, of pixels in [0, 1]
     std: tuple[float, ...]
     fingerprint: str  # of the weights
+
+    def as_module(self) -> nn.Module:
+        """An ordinary module: (B, channels, S, S) in [0, 1] -> (B, F)."""
+        return nn.Sequential(Normalize(self.mean, self.std), self.net).eval()
+
+
+class Normalize(nn.Module):
+    """Pixels in [0, 1] to what an encoder expects."""
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, mean: tuple[float, ...], std: tuple[float, ...]) -> None:
+        super().__init__()
+        for name, values in (("mean", mean), ("std", std)):
+            self.register_buffer(name, torch.tensor(values).view(1, -1, 1, 1))
+
+    def forward(self, images: Tensor) -> Tensor:
+        """(B, channels, H, W) -> the same shape."""
+        return (images - self.mean) / self.std
 
 
 def open_encoder(word: str, image_size: int | None = None) -> PretrainedEncoder:

@@ -32,7 +32,7 @@ class Training:
     folder: Path
     method: Method[Any]
     optimizer: torch.optim.Optimizer | None  # None where nothing is trained
-    num_steps: int  # of an epoch
+    num_steps: int = 0  # of an epoch
     first_epoch: int = 0  # above 0 where the run was resumed
     record: dict[str, Any] = field(default_factory=dict)  # of the last finished epoch
 

@@ -14,9 +14,10 @@ from PIL import Image
 from opencon.cluster.naming import cluster_and_name
 from opencon.cluster.numbering import order_by_size
 from opencon.errors import MissingExtraError
+from opencon.experiments.callbacks import Callbacks
 from opencon.experiments.evaluate import draw
 from opencon.experiments.recipes import get_recipe
-from opencon.experiments.train import Callbacks, train
+from opencon.experiments.train import train
 from opencon.experiments.workbench import Workbench, open_run
 from opencon.methods import Assignment, FeatureBank
 from opencon.metrics import OpenWorldAccuracy, evaluate

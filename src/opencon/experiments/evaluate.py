@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -15,11 +15,13 @@ from torch import Tensor
 from opencon.config import EvaluationSet
 from opencon.counting import COUNTERS
 from opencon.errors import ConfigError, require
+from opencon.experiments.classes import class_names
 from opencon.experiments.workbench import Workbench, open_run
 from opencon.methods import Assignment, FeatureBank
 from opencon.novelty import novelty_table
 from opencon.report.figures import embedding_figure
 from opencon.report.paper_figures import choose_classes, class_figure, confusion_figure, novelty_figure
+from opencon.report.side_by_side import Panel, confusions_figure, maps_figure
 
 COUNT = "count:"
 FURTHER = ("embedding", "novelty", *(COUNT + name for name in COUNTERS.names()))
@@ -38,13 +40,15 @@ def evaluate_run(
     data_root: str | None = None,
     picture: Path | None = None,
     figures: Path | None = None,
+    num_drawn: int = 10,
     novelty: bool = False,
     count: str | None = None,
+    say: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
     """Measure a trained run again; protocol and images default to the run's own.
 
-    `picture` and `figures` say where to draw. `novelty` adds every novelty score; `count`, a name in COUNTERS, an estimate
-    of the number of classes.
+    `picture` and `figures` say where to draw, `num_drawn` how many classes a map shows; `say` is told which figure is left
+    out, and why. `novelty` adds every novelty score; `count`, a name in COUNTERS, an estimate of the number of classes.
     """
     if count is not None:
         COUNTERS[count]  # raises with a hint
@@ -53,6 +57,8 @@ def evaluate_run(
     how = bench.config.eval
     if (picture or figures) is not None and how.on == "test":
         raise ConfigError("--picture and --figures show the unlabeled training images. Use them with --on unlabeled.")
+    if num_drawn not in (10, 20):
+        raise ConfigError(f"--classes {num_drawn} must be 10 or 20: more colors cannot be told apart.")
     if (protocol or on) and not bench.config.method.uses_labels:
         raise ConfigError(
             f"{bench.config.method.name} uses no labels: it is measured by its 20-NN accuracy, on all training images. "
@@ -66,7 +72,8 @@ def evaluate_run(
     if picture is not None:
         draw(bench, bank, assignment, picture)
     if figures is not None:
-        draw_paper_figures(bench, bank, assignment, figures)
+        for note in draw_paper_figures(bench, bank, assignment, figures, num_drawn):
+            say(note)
     return record
 
 
@@ -125,6 +132,11 @@ def novelty_scores(
             f"{bench.config.method.name} uses no labels, so no class is seen or novel to it. "
             f"Leave out --novelty, or take a method that uses labels."
         )
+    if not bench.knows_novel(on):
+        raise ConfigError(
+            "novelty scores are judged by the classes of unlabeled images, and nobody knows them. Leave out --novelty, or "
+            "say what is known (--truth, --test)."
+        )
     rows, truth = bench.judged(on)
     table = novelty_table(
         bank.z,
@@ -148,39 +160,94 @@ def class_count(bench: Workbench, bank: FeatureBank, by: str) -> dict[str, Any]:
 def draw(bench: Workbench, bank: FeatureBank, assignment: Assignment, path: Path) -> Path:
     """The embedding of the unlabeled training images and their novelty scores, as a PNG."""
     every = -(-len(bench.split.unlabeled) // MOST_DRAWN)
-    rows = bench.split.unlabeled[::every]
-    novelty, threshold = own_novelty(bench, assignment, rows)
+    rows, truth, names = colors(bench, assignment)
+    rows, truth = rows[::every], truth[::every]
+    novelty, threshold = own_novelty(assignment, rows)
     return embedding_figure(
         bank.z.cpu()[rows].numpy(),
-        bench.dataset.train.classes[rows].numpy(),
-        assignment.classes.cpu()[rows].numpy(),
+        truth.numpy(),
+        clustered(bench, bank, assignment).cpu()[rows].numpy(),
         novelty,
         num_seen=bench.split.num_seen,
         threshold=threshold,
-        class_names=bench.dataset.train.class_names,
+        class_names=names,
         title=f"{bench.dataset.info.title}: {len(rows):,} of the unlabeled images",
         path=path,
     )
 
 
-def draw_paper_figures(bench: Workbench, bank: FeatureBank, assignment: Assignment, folder: Path) -> None:
-    """Look-alikes of the paper's figures: ten classes in two dimensions, the novelty score, the confusion matrix."""
-    rows, names, title = bench.split.unlabeled, bench.dataset.train.class_names, bench.dataset.info.title
-    novelty, threshold = own_novelty(bench, assignment, rows)
-    truth = bench.dataset.train.classes[rows].numpy()
+def draw_paper_figures(
+    bench: Workbench, bank: FeatureBank, assignment: Assignment, folder: Path, num_drawn: int = 10
+) -> list[str]:
+    """Look-alikes of the paper's figures: some classes in two dimensions, the novelty score, the confusion matrix.
+
+    Returns a sentence for each figure that cannot be drawn.
+    """
+    rows, truth, names = colors(bench, assignment)
+    knows, name = bench.knows_novel("unlabeled"), bench.config.method.name
     folder.mkdir(parents=True, exist_ok=True)
-    every: dict[str, Any] = {"num_seen": bench.split.num_seen, "title": title}
-    class_figure(bank.z.cpu()[rows].numpy(), truth, class_names=names, path=folder / "classes.png", **every)
-    novelty_figure(novelty, truth, threshold=threshold, path=folder / "novelty.png", **every)
-    predicted = assignment.classes.cpu()[rows].numpy()
-    confusion_figure(predicted, truth, class_names=names, path=folder / "confusion.png", **every)
+    every: dict[str, Any] = {"num_seen": bench.split.num_seen, "title": bench.dataset.info.title}
+    class_figure(
+        bank.z.cpu()[rows].numpy(),
+        truth.numpy(),
+        class_names=names,
+        classes=choose_classes(truth.numpy(), every["num_seen"], number=num_drawn),
+        colored_by="true class" if knows else "group",
+        path=folder / "classes.png",
+        **every,
+    )
+    if not knows:
+        return ["no novelty.png and no confusion.png: nobody knows the classes of the unlabeled images."]
+    predicted = clustered(bench, bank, assignment).cpu()[rows].numpy()
+    confusion_figure(predicted, truth.numpy(), class_names=names, path=folder / "confusion.png", **every)
+    novelty, threshold = own_novelty(assignment, rows)
+    if novelty is None:
+        return [f"no novelty.png: {name} has no novelty score of its own."]
+    novelty_figure(novelty, truth.numpy(), threshold=threshold, path=folder / "novelty.png", **every)
+    return []
 
 
-def own_novelty(bench: Workbench, assignment: Assignment, rows: Tensor) -> tuple[NDArray[np.floating[Any]], float]:
-    """The method's own novelty score of some rows, and its threshold; refuses a method that has none."""
-    if assignment.novelty is None or assignment.novelty_threshold is None:
-        raise ConfigError(
-            f"{bench.config.method.name} has no novelty score of its own with a threshold, which the pictures show. "
-            f"Leave out --picture and --figures."
-        )
-    return assignment.novelty.cpu()[rows].numpy(), float(assignment.novelty_threshold)
+def draw_side_by_side(benches: Mapping[str, Workbench], folder: Path, num_drawn: int = 10) -> list[Path]:
+    """The embeddings and the confusion matrices of several runs, by their titles; each as one picture."""
+    first = next(iter(benches.values()))
+    panels = []
+    for title, bench in benches.items():
+        same = bench.dataset.train.class_names == first.dataset.train.class_names
+        if not same or bench.split.num_seen != first.split.num_seen:
+            raise ConfigError(f"{title} has other classes than the first run. Show runs of the same data and split.")
+        if not bench.knows_novel("unlabeled"):
+            raise ConfigError(f"{title}: nobody knows the classes of the unlabeled images, so they cannot be colored.")
+        _, bank, assignment = bench.score("unlabeled", bench.config.eval.protocol)
+        rows, truth = bench.judged("unlabeled")
+        predicted = clustered(bench, bank, assignment).cpu()[rows].numpy()
+        panels.append(Panel(title, bank.z.cpu()[rows].numpy(), predicted, truth.numpy()))
+    folder.mkdir(parents=True, exist_ok=True)
+    how: dict[str, Any] = {"num_seen": first.split.num_seen, "class_names": first.dataset.train.class_names}
+    return [
+        maps_figure(panels, path=folder / "maps.png", number=num_drawn, **how),
+        confusions_figure(panels, path=folder / "confusions.png", number=num_drawn, **how),
+    ]
+
+
+def colors(bench: Workbench, assignment: Assignment) -> tuple[Tensor, Tensor, Sequence[str]]:
+    """The rows that a picture shows, what colors them, and its names: true classes, or groups where nobody knows them."""
+    if bench.knows_novel("unlabeled"):
+        return *bench.judged("unlabeled"), bench.dataset.train.class_names
+    rows, found = bench.split.unlabeled, assignment.classes.cpu()
+    return rows, found[rows], class_names(bench, found)
+
+
+def clustered(bench: Workbench, bank: FeatureBank, assignment: Assignment) -> Tensor:
+    """The class of every row; a method without labels has assigned none so far."""
+    if bench.config.method.uses_labels:
+        return assignment.classes
+    with bench.judged_weights():
+        return bench.method.assign(bank).classes
+
+
+def own_novelty(assignment: Assignment, rows: Tensor) -> tuple[NDArray[np.floating[Any]] | None, float | None]:
+    """The method's own novelty score of some rows, and its threshold; None for what it does not have."""
+    if assignment.novelty is None:
+        return None, None
+    threshold = assignment.novelty_threshold
+    return assignment.novelty.cpu()[rows].numpy(), None if threshold is None else float(threshold)

@@ -28,6 +28,7 @@ from opencon.config import (
     with_settings,
 )
 from opencon.data.benchmarks import DATASETS
+from opencon.encoders import ENCODERS, INSTALLED
 from opencon.errors import ConfigError, require
 from opencon.methods import METHODS, Kind, Variant
 from opencon.registry import Registry, did_you_mean
@@ -45,10 +46,11 @@ class Setting:
     title: str
     kind: Kind  # of images: picks a method's schedule
     data: DataConfig
-    num_seen: int
+    num_seen: int | None  # None: as the labels of the files say
     encoder: str
     train_from: str = "all"  # first stage that learns
     protocol: Protocol = "orca"
+    weights: str | None = None
 
 
 SETTINGS: Registry[Setting] = Registry("data set with recipes")
@@ -115,16 +117,38 @@ SETTINGS.add(
 )
 
 
+SETTINGS.add(  # ours: the encoder that `opencon discover` has; its stage "last" is only a 1x1 convolution
+    "photos",
+    Setting(
+        "your own photos (--labeled, --unlabeled)",
+        "imagenet",
+        photos("folder"),
+        None,
+        "efficientnet_lite0",
+        "stage7",
+        "gcd",
+        INSTALLED,
+    ),
+)
+
+
 @cache
 def make_recipe(method: str, name: str, variant: Variant) -> RunConfig:
     """The schedule of a method on a data set."""
     build, setting = METHODS[method].build, SETTINGS[name]
     schedule = build.schedule(setting.kind, variant)
-    info = DATASETS[setting.data.name].info
+    info: Any = DATASETS[setting.data.name].info
+    if setting.weights == INSTALLED:  # images are normalized as those weights expect
+        info = ENCODERS[setting.encoder]
     # We measure the statistics of the frozen part once, which takes a third less time; released code takes each batch's own.
     norm: FrozenNorm = "batch" if setting.train_from == "all" else "measured"
     encoder = EncoderConfig(
-        name=setting.encoder, train_from=setting.train_from, frozen_norm=norm, mean=info.mean, std=info.std
+        name=setting.encoder,
+        weights=setting.weights,
+        train_from=setting.train_from,
+        frozen_norm=norm,
+        mean=info.mean,
+        std=info.std,
     )
     config = RunConfig(
         data=setting.data,
@@ -151,7 +175,7 @@ def get_recipe(name: str, *, variant: str = "released", method: str = "opencon")
         raise ConfigError(f"unknown recipe {name!r}. Did you mean '{data}/{method}'?")
     METHODS[method]  # raises with a hint
     if data not in SETTINGS:
-        own = ' Images of your own: --config FILE with data.name = "folder" (docs/quickstart.md).'
+        own = " Images of your own: photos, with --labeled and --unlabeled (docs/quickstart.md)."
         hint = did_you_mean(data, SETTINGS.names())
         raise ConfigError(f"unknown recipe {name!r}.{hint} Data sets with recipes: {', '.join(SETTINGS.names())}.{own}")
     return make_recipe(method, data, "paper" if variant == "paper" else "released")

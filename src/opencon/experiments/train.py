@@ -16,14 +16,15 @@ from opencon.data.augment import AUGMENTATIONS
 from opencon.data.benchmarks import DATASETS, Dataset
 from opencon.data.split import Split
 from opencon.encoders import ENCODERS
-from opencon.experiments.callbacks import Callback, Callbacks, Training, prepared
+from opencon.experiments.callbacks import Callback, Training, prepared
+from opencon.experiments.callbacks import Callbacks as Callbacks  # the command line and the tests take it from here
+from opencon.experiments.classes import write_classes
 from opencon.experiments.keeper import Keeper
 from opencon.experiments.workbench import Workbench, build_loader, prepare, without_weights
 from opencon.methods import METHODS, Assignment, FeatureBank
 from opencon.plugins import RECORD, check_unchanged, recorded
 from opencon.registry import Registry
 from opencon.runtime import environment
-from opencon.training.judged import judged_weights
 from opencon.training.optimizer import OPTIMIZERS, SCHEDULES, build_optimizer
 from opencon.training.run_folder import RunFolder
 from opencon.training.trainer import fit
@@ -71,15 +72,14 @@ def train(
             folder.write_json("split.json", bench.split.to_json())
             folder.write_json("environment.json", environment(device))
             folder.write_json("config.json", to_dict(config))
-        training = Training(config, out, bench.method, None, 0)
+        training = Training(config, out, bench.method, optimizer)
         if optimizer is None:
-            scored = score_start(folder, config, bench)
+            record, bank, assignment = score_start(folder, config, bench)
         else:
             last = train_epochs(folder, config, bench, optimizer, callbacks, watchers, training)
-            scored = last or bench.score(config.eval.on, config.eval.protocol)
-            scored = (folder.read_metrics()[-1], *scored[1:])
-        record = scored[0] | dict(measure(bench, *scored[1:]))
-        result = finish(folder, bench, (record, *scored[1:]), start)
+            _, bank, assignment = last or bench.score(config.eval.on, config.eval.protocol)
+            record = folder.read_metrics()[-1]
+        result = finish(folder, bench, {**record, **measure(bench, bank, assignment)}, bank, assignment, start=start)
         for watcher in watchers:
             watcher.finished(training, result)
         return result
@@ -136,7 +136,7 @@ def train_epochs(
     loader = build_loader(bench)
     scaler = torch.amp.GradScaler(bench.device.type, enabled=config.train.precision == "fp16")
     keeper = Keeper(folder, config, bench.method, optimizer, scaler)
-    training.optimizer, training.num_steps = optimizer, len(loader)
+    training.num_steps = len(loader)
     last: list[Scored] = []
 
     def score() -> dict[str, Any]:
@@ -149,11 +149,12 @@ def train_epochs(
             watcher.stepped(training, epoch, steps)
 
     def on_epoch(epoch: int, means: dict[str, float]) -> None:
-        last.clear()
         training.record = keeper.epoch_done(epoch, means, score)
         for watcher in watchers:
             watcher.epoch_done(training, training.record)
         callbacks.epoch_done(training.record)
+        if epoch + 1 < config.train.epochs:
+            last.clear()  # its rows would only take memory
 
     with keeper:
         first_epoch = keeper.resume()
@@ -181,14 +182,22 @@ def train_epochs(
     return last[0] if last else None
 
 
-def finish(folder: RunFolder, bench: Workbench, scored: Scored, start: float) -> dict[str, Any]:
+def finish(
+    folder: RunFolder,
+    bench: Workbench,
+    record: Mapping[str, Any],
+    bank: FeatureBank,
+    assignment: Assignment,
+    *,
+    start: float,
+) -> dict[str, Any]:
     """Write the encoder, the classes and the result, which makes the run a finished one."""
-    config, (record, bank, assignment) = bench.config, scored
-    result = dict(record) | {"total_seconds": time.perf_counter() - start}
+    config, result = bench.config, dict(record) | {"total_seconds": time.perf_counter() - start}
     if config.train.epochs == 0:
         folder.save_checkpoint({"config": to_dict(config), "epochs_done": 0, "method": bench.method.state_dict()})
     metadata = {"encoder": config.encoder.name, "method": config.method.name, "data": config.data.name}
-    with judged_weights(bench.method):
+    with bench.judged_weights():
         folder.save_tensors("encoder.safetensors", bench.method.embedder.encoder.state_dict(), metadata)
+        write_classes(folder, bench, bank, assignment)
     folder.write_json("result.json", result)
     return result

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing
+from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from opencon.config import EvaluationSet, Protocol, RunConfig, with_settings
 from opencon.counting.tree import estimate_classes
-from opencon.data.augment import Augment, build_views, plain_view
+from opencon.data.augment import build_views, plain_view
 from opencon.data.benchmarks import Dataset, dataset_info, labeled_part, load_dataset
 from opencon.data.loader import TwoStreamLoader
 from opencon.data.split import Split, batch_shares, make_split, validation_split
@@ -32,8 +32,8 @@ from opencon.training.judged import judged_weights
 from opencon.training.run_folder import RunFolder
 
 NEIGHBORS = 20  # that vote on the class of an image, where a method uses no labels; see `knn_accuracy`
-NORM_BATCHES = 20  # ours: their statistics then scatter less than one in a hundred
 OTHER_VIEW = 3  # purpose of the random stream of `stability`, apart from those of the loader
+NORM_BATCHES = 20  # ours: their statistics then scatter less than one in a hundred
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Workbench:
         """Images for evaluation: as they are, at the size of a view."""
         return plain_view(images, self.size)
 
-    def embed(self, images: Images, view: Callable[[Tensor], Tensor] | None = None, *, mirror: bool = False) -> Tensor:
+    def embed(self, images: Images, *, mirror: bool = False, view: Callable[[Tensor], Tensor] | None = None) -> Tensor:
         """(M, D), in order. Streamed images come in the chunks that `embed_images` would cut."""
         rows = partial(embed_images, self.method, self.method.embed, view=view or self.view, mirror=mirror)
         if isinstance(images, Tensor):
@@ -93,8 +93,12 @@ class Workbench:
 
         Where the classes of unlabeled images are unknown, the record says what can be said without them.
         """
-        with judged_weights(self.method, self.plain() if self.config.eval.fresh_norms else None):
+        with self.judged_weights():
             return self._score(on, protocol)
+
+    def judged_weights(self) -> AbstractContextManager[None]:
+        """Within it the method has the weights that are judged."""
+        return judged_weights(self.method, self.plain() if self.config.eval.fresh_norms else None)
 
     def plain(self) -> Iterator[Tensor]:
         """Some training images as evaluation sees them, in batches, the same ones each time."""
@@ -155,12 +159,14 @@ class Workbench:
         that the images themselves suggest from arbitrary ones.
         """
         draw = generator(self.device, self.config.train.seed, 0, OTHER_VIEW)
-        augment = Augment(self.config.augment, image_size=self.size, channels=self.images.shape[1])
+        (augment, *_), _ = build_views(self.config, image_size=self.size, channels=self.images.shape[1])
 
         def view(images: Tensor) -> Tensor:
-            return augment.apply(images, augment.draw(len(images), tuple(images.shape[-2:]), draw))
+            height, width = images.shape[-2:]
+            return augment.apply(images, augment.draw(len(images), (height, width), draw))
 
-        other = self.method.assign(FeatureBank(self.embed(self.images, view), self.labels)).classes.cpu()
+        z = self.embed(self.images, mirror=self.config.eval.mirror, view=view)
+        other = self.method.assign(FeatureBank(z, self.labels)).classes.cpu()
         rows = self.split.unlabeled
         same = open_world_accuracy(other[rows].numpy(), classes[rows].numpy(), num_seen=0, protocol="gcd")
         return same.all

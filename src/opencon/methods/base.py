@@ -120,6 +120,14 @@ class Method(nn.Module, ABC, Generic[ConfigT]):
     def assign(self, bank: FeatureBank) -> Assignment:
         """A class for every image, once training is over."""
 
+    def row_logits(self, z: Tensor) -> Tensor | None:
+        """(M, D) from `embed` -> (M, C) logits, or (M, S) where it knows the seen classes alone; each row by itself.
+
+        None for a method that groups whole sets. This is how a trained run judges new images; `assign` may name outputs
+        otherwise, by labeled images.
+        """
+        return None
+
     def start_from(self, bank: FeatureBank, classes: Tensor) -> None:
         """Start from a class for every image of a bank, (M,) in [0, C), where there is a good guess.
 

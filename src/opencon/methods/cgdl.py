@@ -173,6 +173,12 @@ class CGDL(Method[CGDLConfig]):
         error = self.error(images, ladder.latents[0]) / self.num_pixels
         return torch.cat([F.normalize(features, dim=1), ladder.latents[-1], error[:, None]], dim=1)
 
+    def row_logits(self, z: Tensor) -> Tensor:
+        """Of the seen classes, by the latent."""
+        E = self.config.latent_dims[-1]
+        logits: Tensor = self.classifier(z[:, self.embedder.num_features : self.embedder.num_features + E])
+        return logits
+
     @torch.no_grad()
     def assign(self, bank: FeatureBank) -> Assignment:
         """The class of the classifier; for a rejected image, its k-means group among the features of all rejected ones.

@@ -214,7 +214,12 @@ class Concord(Method[ConcordConfig]):
         """The queue takes in the new rows."""
         self.queue.copy_(torch.cat([carry[0], self.queue])[: len(self.queue)])
 
+    def row_logits(self, z: Tensor) -> Tensor:
+        """Cosines over the temperature."""
+        logits: Tensor = self.classifier(z) / self.config.temperature
+        return logits
+
     @torch.no_grad()
     def assign(self, bank: FeatureBank) -> Assignment:
         """The class of the greatest cosine."""
-        return Assignment.from_logits(self.classifier(bank.z) / self.config.temperature, self.task.num_seen)
+        return Assignment.from_logits(self.row_logits(bank.z), self.task.num_seen)

@@ -193,11 +193,16 @@ class DS3L(Method[DS3LConfig]):
         (gradient,) = carry
         self.weight_net.update(gradient, self.config.weight_lr)
 
+    def row_logits(self, z: Tensor) -> Tensor:
+        """Of the seen classes."""
+        logits: Tensor = self.classifier(z)
+        return logits
+
     @torch.no_grad()
     def assign(self, bank: FeatureBank) -> Assignment:
         """The choice of the classifier; the images it is least sure of are clustered."""
         c = self.config
-        logits = self.classifier(bank.z)
+        logits = self.row_logits(bank.z)
         return reject_and_cluster(bank, logits, self.task, share=c.reject_share, threshold=c.reject_threshold)
 
 

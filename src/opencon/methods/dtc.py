@@ -165,6 +165,10 @@ class DTC(Method[DTCConfig]):
         logs = {name: value.detach() for name, value in logs.items()}
         return StepOutput(loss, logs | {"confidence": q[0].detach().amax(dim=1).mean()})
 
+    def row_logits(self, z: Tensor) -> Tensor:
+        """log q of each cluster."""
+        return soft_assignment(self.bottleneck(z), self.centers).log()
+
     @torch.no_grad()
     def assign(self, bank: FeatureBank) -> Assignment:
         """The most probable cluster, named by the labeled rows; novelty: the best novel minus the best seen one."""

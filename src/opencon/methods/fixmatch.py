@@ -113,9 +113,14 @@ class FixMatch(Method[FixMatchConfig]):
         self.average.update()
         self.average_classifier.update()
 
+    def row_logits(self, z: Tensor) -> Tensor:
+        """Of the seen classes, with averaged weights."""
+        logits: Tensor = self.average_classifier(z)
+        return logits
+
     @torch.no_grad()
     def assign(self, bank: FeatureBank) -> Assignment:
         """The choice of the classifier with averaged weights; the images it is least sure of are clustered."""
         c = self.config
-        logits = self.average_classifier(bank.z)
+        logits = self.row_logits(bank.z)
         return reject_and_cluster(bank, logits, self.task, share=c.reject_share, threshold=c.reject_threshold)

@@ -323,6 +323,10 @@ class OpenCon(Method[OpenConConfig]):
         """The plain prototype update reads its number of rounds from the device; the kernel does not."""
         return self.kernels and has_triton()
 
+    def row_logits(self, z: Tensor) -> Tensor:
+        """10 * cosine to each prototype."""
+        return LOGIT_SCALE * z @ self.prototypes.T
+
     @torch.no_grad()
     def assign(self, bank: FeatureBank) -> Assignment:
         """The nearest prototype; probabilities from 10 * cosine; novelty is minus the seen score."""

@@ -120,7 +120,11 @@ class ORCA(Method[ORCAConfig]):
         logs = {"loss_s": loss_s, "loss_p": loss_p, "loss_h": loss_h, "uncertainty": self.uncertainty}
         return StepOutput(loss, {name: value.detach() for name, value in logs.items()})
 
+    def row_logits(self, z: Tensor) -> Tensor:
+        """Of the cosine classifier."""
+        return self.logits(z)
+
     @torch.no_grad()
     def assign(self, bank: FeatureBank) -> Assignment:
         """The class with the largest logit."""
-        return Assignment.from_logits(self.logits(bank.z), self.task.num_seen)
+        return Assignment.from_logits(self.row_logits(bank.z), self.task.num_seen)

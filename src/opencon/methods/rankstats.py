@@ -140,6 +140,10 @@ class RankStats(Method[RankStatsConfig]):
         """Squared difference of the probabilities of two views, of both heads."""
         return squared_difference(seen) + squared_difference(every)
 
+    def row_logits(self, z: Tensor) -> Tensor:
+        """Of the unlabeled head."""
+        return self.logits(z)[1]
+
     @torch.no_grad()
     def assign(self, bank: FeatureBank) -> Assignment:
         """The largest output of the unlabeled head, named by the labeled rows."""

@@ -148,8 +148,12 @@ class SimGCD(Method[SimGCDConfig]):
         }
         return StepOutput(loss, {name: value.detach() for name, value in logs.items()})
 
+    def row_logits(self, z: Tensor) -> Tensor:
+        """The student's: cosines over its temperature."""
+        logits: Tensor = self.classifier(z) / self.config.temperature_student
+        return logits
+
     @torch.no_grad()
     def assign(self, bank: FeatureBank) -> Assignment:
         """The class of the greatest cosine, and the student's probabilities."""
-        logits = self.classifier(bank.z) / self.config.temperature_student  # (M, C)
-        return Assignment.from_logits(logits, self.task.num_seen)
+        return Assignment.from_logits(self.row_logits(bank.z), self.task.num_seen)

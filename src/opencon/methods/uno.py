@@ -87,7 +87,7 @@ class ClusterHeads(nn.Module):
     def forward(self, rows: Tensor) -> Tensor:
         """(N, F) -> (H, N, K) in [-1, 1]."""
         hidden = F.relu(self.norm(self.hidden(rows)))
-        hidden = hidden.view(len(rows), self.num_heads, -1).transpose(0, 1)  # (H, N, E)
+        hidden = torch.unflatten(hidden, 1, (self.num_heads, -1)).transpose(0, 1)  # (H, N, E)
         z = F.normalize(torch.baddbmm(self.bias, hidden, self.weight), dim=2)  # (H, N, D)
         return z @ self.prototypes.mT
 
@@ -184,14 +184,18 @@ class UNO(Method[UNOConfig]):
             prototypes.copy_(F.normalize(prototypes, dim=-1))
         self.head_loss += carry[0]
 
+    def row_logits(self, z: Tensor) -> Tensor:
+        """Of the seen classes, and of the best head for the novel ones."""
+        was_training = self.heads.training
+        self.heads.eval()  # for their batch norm
+        try:
+            novel = self.heads(z).index_select(0, self.head_loss.argmin(keepdim=True))[0]  # (M, C - S)
+        finally:
+            self.heads.train(was_training)
+        return torch.cat([z @ self.seen.T, novel], dim=1) / self.config.temperature  # (M, C)
+
     @torch.no_grad()
     def assign(self, bank: FeatureBank) -> Assignment:
         """The largest logit of the best head."""
-        best, was_training = int(self.head_loss.argmin()), self.heads.training
-        self.heads.eval()  # for their batch norm
-        try:
-            novel = torch.cat([self.heads(x)[best] for x in torch.split(bank.z, ROWS_AT_ONCE)])  # (M, C - S)
-        finally:
-            self.heads.train(was_training)
-        logits = torch.cat([bank.z @ self.seen.T, novel], dim=1) / self.config.temperature  # (M, C)
+        logits = torch.cat([self.row_logits(rows) for rows in torch.split(bank.z, ROWS_AT_ONCE)])
         return Assignment.from_logits(logits, self.task.num_seen)

@@ -21,11 +21,11 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import safetensors.torch
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from opencon.config import from_dict
 from opencon.data.listings import images_at
@@ -54,6 +54,16 @@ CPU = torch.device("cpu")
 
 Progress = Callable[[int, int], None]  # photos done, and all
 Paths = str | Path | Iterable[str | Path]
+
+
+class Opener(NamedTuple):
+    """How folders of another kind are opened as a model."""
+
+    fits: Callable[[Path], bool]
+    open: Callable[[Path, torch.device], OpenConModel]
+
+
+OTHER_KINDS: list[Opener] = []  # `run_model` adds runs of `opencon train`
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -312,6 +322,10 @@ class OpenConModel:
             )
         return encoder
 
+    def to_torch(self) -> nn.Module:
+        """The encoder as an ordinary PyTorch module: images (B, channels, S, S) in [0, 1] to features (B, F)."""
+        return self.load_encoder().as_module()
+
     # --- files --------------------------------------------------------------------------------------------------------
 
     def save(self, folder: str | Path | RunFolder) -> None:
@@ -387,14 +401,16 @@ class OpenConModel:
 
     @classmethod
     def from_pretrained(cls, source: str | Path, device: str | torch.device = "cpu") -> OpenConModel:
-        """The model in a folder that `opencon discover`, `save` or `save_pretrained` wrote, or on the Hugging Face hub.
+        """The model in a folder that `opencon discover`, `train` or `export` wrote, or on the Hugging Face hub.
 
         Args:
-            source: a folder with model.json and model.safetensors; or, where there is no such folder, "owner/name"
-                on the hub (extra `hub`).
+            source: such a folder; or, where there is none, "owner/name" on the hub (extra `hub`).
             device: where the encoder runs: "auto", "cpu", "cuda" or "cuda:N".
         """
         folder, device = download(source, SETTINGS), pick_device(str(device))
+        for kind in OTHER_KINDS:
+            if kind.fits(folder):
+                return kind.open(folder, device)
         settings = _read_settings(folder)
         try:
             content = (folder / TENSORS).read_bytes()
@@ -431,7 +447,7 @@ def identity(run: RunFolder) -> str:
 def _read_settings(folder: Path) -> dict[str, Any]:
     path = folder / SETTINGS
     if not path.is_file():
-        wrote = "`opencon discover --out` or `save_pretrained` wrote"
+        wrote = "`opencon discover`, `train` or `export` wrote"
         raise RunError(f"{folder} holds no model (no {SETTINGS}). Give the folder that {wrote}.")
     try:
         settings = json.loads(path.read_text(encoding="utf-8"))

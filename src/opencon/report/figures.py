@@ -22,6 +22,7 @@ Points = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 
 SIZE = (11.0, 5.2)  # inches; 1100 x 520 pixels, the width of a README page
+LEFT = 0.605  # of the width: the part of the embedding, which stands alone where there is no novelty score
 DPI = 100
 TSNE_IMAGES = (31, 5000)  # t-SNE needs more images than its perplexity, 30; with more than 5000 (ours) it takes minutes
 NAMED_CLASSES = 40  # ours, because more names than this hide the picture
@@ -35,7 +36,7 @@ def embedding_figure(
     z: ArrayLike,
     truth: ArrayLike,
     predicted: ArrayLike,
-    novelty: ArrayLike,
+    novelty: ArrayLike | None,
     *,
     num_seen: int,
     threshold: float | None,
@@ -55,7 +56,7 @@ def embedding_figure(
         z: (M, D) unit rows.
         truth: (M,) true classes.
         predicted: (M,) classes or groups from the model.
-        novelty: (M,) larger is newer.
+        novelty: (M,) larger is newer; None, where a method has no score: the right panel is left out.
         num_seen: true classes below it are seen.
         threshold: novelty above which an image counts as novel; None draws no line.
         class_names: one name for each true class, by number.
@@ -64,21 +65,25 @@ def embedding_figure(
         projection: "pca", "tsne", or "auto": t-SNE for 31 to 5000 images, else PCA.
         seed: of t-SNE.
     """
-    figure = blank_figure(SIZE)
+    has_score = novelty is not None
+    figure = blank_figure(SIZE if has_score else (SIZE[0] * LEFT, SIZE[1]))
     z = np.asarray(z, dtype=np.float64)
-    truth, predicted, novelty = np.asarray(truth), np.asarray(predicted), np.asarray(novelty, dtype=np.float64)
+    truth, predicted = np.asarray(truth), np.asarray(predicted)
+    novelty = np.asarray(novelty, dtype=np.float64) if has_score else np.zeros(len(truth))
     _check(z, truth, predicted, novelty, class_names)
 
-    figure.text(0.02, 0.945, title, fontsize=14, fontweight="bold", color=INK)
+    edge = 0.02 if has_score else 0.02 / LEFT
+    figure.text(edge, 0.945, title, fontsize=14, fontweight="bold", color=INK)
     naming = match(predicted, truth)
     is_right = np.array([naming.get(int(p), -1) for p in predicted]) == truth
     name_of_projection, xy = project(z, projection=projection, seed=seed)
-    left = figure.add_axes((0.02, 0.02, 0.565, 0.79))
+    left = figure.add_axes((edge, 0.02, 0.565 if has_score else 1 - 2 * edge, 0.79))
     _draw_embedding(left, xy, truth, is_right, num_seen, class_names)
-    figure.text(0.02, 0.88, f"Embedding, colored by true class ({name_of_projection})", fontsize=12, color=INK)
-    right = figure.add_axes((0.65, 0.125, 0.335, 0.685))
-    draw_novelty(right, novelty, truth >= num_seen, threshold)
-    figure.text(0.65, 0.88, "Novelty score", fontsize=12, color=INK)
+    figure.text(edge, 0.88, f"Embedding, colored by true class ({name_of_projection})", fontsize=12, color=INK)
+    if has_score:
+        right = figure.add_axes((0.65, 0.125, 0.335, 0.685))
+        draw_novelty(right, novelty, truth >= num_seen, threshold)
+        figure.text(0.65, 0.88, "Novelty score", fontsize=12, color=INK)
     return save_png(figure, path)
 
 

@@ -51,6 +51,7 @@ def class_figure(
     title: str,
     path: Path,
     classes: Sequence[int] | None = None,
+    colored_by: str = "true class",
     projection: Projection | Literal["umap"] = "umap",
     seed: int = 0,
 ) -> Path:
@@ -64,6 +65,7 @@ def class_figure(
         title: a line above.
         path: where the PNG goes; its folder must exist.
         classes: which true classes; None: ten, by `choose_classes`.
+        colored_by: what `truth` is, in words; without any truth the groups themselves can stand in for it.
         projection: "umap" as in the paper, or one of `figures.project`, which is also used without umap-learn.
         seed: of the projection.
     """
@@ -87,7 +89,7 @@ def class_figure(
     axes.axis("off")
     axes.margins(0.03)
     figure.text(0.02, 0.95, title, fontsize=14, fontweight="bold", color=INK)
-    figure.text(0.02, 0.91, f"Embedding, colored by true class ({how})", fontsize=11, color=INK)
+    figure.text(0.02, 0.91, f"Embedding, colored by {colored_by} ({how})", fontsize=11, color=INK)
     handles = list(zip(axes.get_legend_handles_labels()[0], chosen, strict=True))
     _class_legends(figure, handles, num_seen, marker_scale=(40 / area) ** 0.5)
     return save_png(figure, path, bbox_inches="tight", pad_inches=0.15)

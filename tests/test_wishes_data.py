@@ -1,0 +1,188 @@
+"""What a researcher wants of data, runs and results, each wish in a few lines."""
+
+import csv
+import json
+import sys
+import types
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import opencon
+from opencon.cli import main
+from opencon.methods import METHODS
+from tests.small_pile import SEEN, SETTINGS, make_pile
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    return make_pile(tmp_path_factory.mktemp("digits"))
+
+
+@pytest.fixture(scope="module")
+def run(root, tmp_path_factory):
+    """OpenCon on a folder and a pile, whose truth is known for the number in the end."""
+    out = tmp_path_factory.mktemp("runs") / "opencon"
+    files = {"labeled": root / "labeled", "unlabeled": root / "pile", "truth": "folders"}
+    return opencon.train("digits", out=out, settings=SETTINGS, device="cpu", **files)
+
+
+@pytest.mark.parametrize("method", METHODS.names())
+def test_every_method_trains_on_images_that_mostly_have_no_class(root, tmp_path, method):
+    special = {"cgdl": {"train.batch_size": 32}, "kmeans": {"train.epochs": 0}}  # nine in ten are labeled; no epoch
+    files = {"labeled": root / "labeled", "unlabeled": root / "pile"}
+    run = opencon.train(
+        f"{method}/digits", out=tmp_path, settings=SETTINGS | special.get(method, {}), device="cpu", **files
+    )
+    assert not {"all", "novel", "knn20"} & set(run.result) or method == "simclr"  # nobody knows
+    if method != "simclr":  # it uses no label
+        assert 0 <= run.result["held_out"] <= 1
+        assert 0 <= run.result["stability"] <= 1
+        assert 1 <= run.result["classes_in_use"] <= 10
+    table = run.model().predict(root / "pile")
+    said = dict(zip(run.predictions().files, run.predictions().predicted, strict=True))
+    same = [said[row.file.split(str(root) + "/")[1]] == row.predicted for row in table]
+    assert np.mean(same) == pytest.approx(json.loads((tmp_path / "classes.json").read_text())["agrees"], abs=0.02)
+    assert np.mean(same) > (0.5 if method == "cgdl" else 0.99)  # CGDL rejects by a density that no single row knows
+
+
+def command(*words):
+    with pytest.raises(SystemExit) as done:
+        main([str(word) for word in words])
+    assert done.value.code == 0
+
+
+def test_the_command_line_takes_a_folder_and_a_pile(root, tmp_path, capsys):
+    settings = [word for key, value in SETTINGS.items() for word in ("--set", f"{key}={value}")]
+    where = ["--labeled", root / "labeled", "--unlabeled", root / "pile", "--device", "cpu"]
+    command("train", "orca/digits", *where, "--out", tmp_path / "run", *settings)
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "labeled in 4 classes" in shown
+    assert "no truth: the labels kept back, how stable the groups are" in shown
+    command("predict", tmp_path / "run", root / "pile/7", "--csv", tmp_path / "said.csv")
+    with (tmp_path / "said.csv").open() as file:
+        said = list(csv.DictReader(file))
+    assert {row["predicted"] for row in said} <= {*SEEN, *(f"new-{i}" for i in range(1, 7))}
+    command("export", tmp_path / "run", "--out", tmp_path / "model", "--no-onnx")
+    assert {path.name for path in (tmp_path / "model").iterdir()} == {
+        "README.md",
+        "encoder.safetensors",
+        "model.json",
+        "model.safetensors",
+    }
+    assert "ORCA" in (tmp_path / "model/README.md").read_text()
+
+
+def test_truth_is_for_the_number_in_the_end(root, run, tmp_path):
+    """With and without it the same weights are learned."""
+    assert run.result["num_images"] == len(run.predictions())
+    assert {"all", "novel", "seen", "held_out"} <= set(run.result)
+    files = {"labeled": root / "labeled", "unlabeled": root / "pile"}
+    blind = opencon.train("digits", out=tmp_path / "blind", settings=SETTINGS, device="cpu", **files)
+    mine, other = (torch.load(r.folder / "checkpoint.pt", weights_only=True)["method"] for r in (run, blind))
+    for name, tensor in mine.items():
+        assert torch.equal(tensor, other[name]), name
+
+
+def test_a_list_with_empty_classes_and_a_column_of_truth(root, tmp_path):
+    lines = ["path,label,truth"]
+    for part in ("labeled", "pile"):
+        for path in sorted((root / part).rglob("*.png")):
+            name = path.parent.name
+            known = "" if name == "9" else name  # nobody knows the nines
+            lines.append(f"{path},{name if part == 'labeled' else ''},{known}")
+    (tmp_path / "list.csv").write_text("\n".join(lines))
+    settings = SETTINGS | {"data.name": "list", "split.num_seen": None, "train.epochs": 1}
+    run = opencon.train("gcd/digits", out=tmp_path / "run", settings=settings, data=tmp_path / "list.csv", device="cpu")
+    found = run.predictions()
+    known = sum("/9/" not in file for file in found.files)
+    assert (run.result["num_images"], len(found)) == (known, len(list((root / "pile").rglob("*.png"))) + 4 * 1)
+    assert (found.truth == -1).sum() == len(found) - known
+
+
+def test_which_classes_are_seen_by_name(tmp_path):
+    names = ["7", "1", "4"]
+    (tmp_path / "seen.txt").write_text("7\n1\n# not this one\n4\n")
+    settings = {"split.seen_classes": str(tmp_path / "seen.txt"), "train.epochs": 1}
+    run = opencon.train("digits", out=tmp_path / "run", settings=settings, device="cpu")
+    assert json.loads((run.folder / "config.json").read_text())["split"]["seen_classes"] == names
+    assert list(run.predictions().true_names[:3]) == names
+    assert list(run.model().class_names[:3]) == names
+    assert opencon.configure("digits", ["split.seen_classes=7,1,4"]).split.seen_classes == tuple(names)
+    with pytest.raises(opencon.errors.ConfigError, match=r"there is no class 'seven'"):
+        opencon.train("digits", out=tmp_path / "no", settings={"split.seen_classes": "seven"}, device="cpu")
+
+
+def test_encoders_of_timm_in_train(tmp_path, monkeypatch):
+    class Body(nn.Module):
+        def __init__(self, channels):
+            super().__init__()
+            self.layer = nn.Linear(channels * 64, 12)
+
+        def forward(self, x):
+            return self.layer(x.flatten(1))
+
+    timm, data = types.ModuleType("timm"), types.ModuleType("timm.data")
+    timm.create_model = lambda name, *, pretrained, num_classes, in_chans=3, **more: Body(in_chans)
+    timm.list_models = lambda: ["tiny"]
+    timm.data = data
+    data.resolve_model_data_config = lambda net: {"input_size": (3, 8, 8), "mean": (0.5,), "std": (0.5,)}
+    monkeypatch.setitem(sys.modules, "timm", timm)
+    monkeypatch.setitem(sys.modules, "timm.data", data)
+    settings = {"encoder.name": "timm:tiny", "encoder.weights": "installed", "train.epochs": 1}
+    run = opencon.train("digits", out=tmp_path / "run", settings=settings, device="cpu")
+    model = run.model()
+    assert model.method.embedder.encoder.num_features == 12
+    opencon.export(run.folder, tmp_path / "model", onnx=False)
+    assert opencon.OpenConModel.from_pretrained(tmp_path / "model").names == model.names
+
+
+def test_callbacks_see_method_optimizer_and_record(tmp_path):
+    class Norms(opencon.Callback):
+        def __init__(self):
+            self.seen = []
+
+        def epoch_done(self, training, record):
+            norm = sum(float(p.detach().norm()) for p in training.method.parameters())
+            self.seen.append((record["epoch"], norm, len(training.optimizer.param_groups), record["loss"]))
+
+    watcher = Norms()
+    opencon.train("digits", out=tmp_path, settings={"train.epochs": 2}, device="cpu", callbacks=[watcher])
+    assert [epoch for epoch, *_ in watcher.seen] == [0, 1]
+    assert watcher.seen[0][1] != watcher.seen[1][1]  # it learns
+    assert all(groups >= 1 for _, _, groups, _ in watcher.seen)
+
+
+def test_a_run_says_what_it_found(run):
+    again = opencon.open_run(run.folder, device="cpu")
+    assert again.result == run.result
+    assert again.config.split.num_classes == 10
+    assert len(again.metrics) == 1
+    found, z = again.predictions(), again.embeddings()
+    assert z.shape == (len(found), 128)
+    assert np.allclose(np.linalg.norm(z, axis=1), 1, atol=1e-5)
+    known = found.truth >= 0
+    right = float((found.matched == found.truth)[known].mean())
+    assert right == pytest.approx(run.result["all"])
+    table = again.confusion()
+    assert table.counts.sum() == known.sum()
+    diagonal = sum(table.counts[i, i] for i in range(len(table.rows)))
+    assert diagonal / known.sum() == pytest.approx(run.result["all"])
+
+
+def test_figures_for_a_method_without_a_novelty_score(root, tmp_path):
+    pytest.importorskip("matplotlib")
+    files = {"labeled": root / "labeled", "unlabeled": root / "pile", "truth": "folders"}
+    runs = [
+        opencon.train(f"{name}/digits", out=tmp_path / name, settings=SETTINGS, device="cpu", **files)
+        for name in ("orca", "gcd")
+    ]
+    with pytest.warns(UserWarning, match=r"no novelty.png: orca has no novelty score of its own"):
+        opencon.evaluate(runs[0], figures=tmp_path / "figures", picture=tmp_path / "one.png", classes=20, device="cpu")
+    assert {path.name for path in (tmp_path / "figures").iterdir()} == {"classes.png", "confusion.png"}
+    assert (tmp_path / "one.png").stat().st_size > 10_000
+    pictures = opencon.draw(runs, tmp_path / "both", classes=10)
+    assert [path.name for path in pictures] == ["maps.png", "confusions.png"]
+    assert all(path.stat().st_size > 10_000 for path in pictures)
