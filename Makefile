@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-slow test-gpu lint types docs bench bench-methods clean
+.PHONY: demo test browser test-slow test-gpu lint types docs bench bench-methods clean
 
 demo: .venv/ready
 	rm -rf runs/demo
@@ -10,6 +10,15 @@ demo: .venv/ready
 
 test: .venv/ready
 	OMP_WAIT_POLICY=PASSIVE $(BIN)/pytest -n 2 -q  # passive: two test processes share the cores
+
+# The page of `opencon review` in a real browser, wherever one is there.
+BROWSER := $(shell command -v chromium || command -v google-chrome)
+browser: .venv/ready
+ifeq ($(BROWSER),)
+	@echo "NO BROWSER HERE: the page of opencon review WAS NOT TESTED. Install chromium and say: make browser"
+else
+	CHROMIUM=$(BROWSER) $(BIN)/pytest -m browser -q tests/review
+endif
 
 test-slow: .venv/ready
 	$(BIN)/pytest -m slow -q

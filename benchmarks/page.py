@@ -115,6 +115,14 @@ def seconds_alone() -> dict[str, float]:
     }
 
 
+# --- the worlds ---------------------------------------------------------------------------------------------------------
+
+
+def worst_piles(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The piles more than two points below their best baseline, the worst first."""
+    return sorted((r for r in rows if r["best"] - r["all"] > 2), key=lambda r: r["all"] - r["best"])
+
+
 # --- the pages ----------------------------------------------------------------------------------------------------------
 
 
@@ -124,8 +132,24 @@ def pages() -> dict[Path, str]:
         loader=jinja2.FileSystemLoader(HERE), undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     jinja.filters |= {"f": format, "mean": statistics.mean}
-    given = (load, runs, run, latest, alls, recipe_runs, plain_runs, spread, difference, method_rows, seconds_alone)
-    jinja.globals |= {function.__name__: function for function in given} | {"measured_since": MEASURED_SINCE}
+    given = (
+        load,
+        runs,
+        run,
+        latest,
+        alls,
+        recipe_runs,
+        plain_runs,
+        spread,
+        difference,
+        method_rows,
+        seconds_alone,
+        worst_piles,
+    )
+    jinja.globals |= {function.__name__: function for function in given} | {
+        "measured_since": MEASURED_SINCE,
+        "worst_piles": worst_piles,
+    }
     out = {}
     for template in sorted(HERE.glob("*.md.in")):
         page, made = DOCS / template.stem, jinja.get_template(template.name).render().rstrip() + "\n"

@@ -148,7 +148,7 @@ def test_views_are_for_steps(steps, views, want):
     how = {"novel": None, "encoder": "efficientnet_lite0", "size": None, "finetune": False, "seed": 7}
     config = discover_config(steps=steps, views=views, **how)
     assert config.features.num_views == want
-    assert (config.fit.steps, config.fit.seed, config.features.seed) == (steps, 7, 7)
+    assert (config.fit.steps, config.fit.seed) == (steps, 7)
 
 
 def test_a_discovery_that_cannot_be_is_refused_before_anything_is_written(place, tmp_path):
@@ -165,7 +165,7 @@ def test_what_a_program_gets_wrong_is_said(place, tmp_path):
     how = {"encoder": "efficientnet_lite0", "size": None, "finetune": False, "seed": 0}
     with pytest.raises(ConfigError, match="views = 2 are for steps to learn from, and there are none"):
         discover_config(novel="auto", steps=0, views=2, **how)
-    with pytest.raises(ConfigError, match="novel = 'many' must be auto or a whole number"):
+    with pytest.raises(ConfigError, match="novel = 'many' must be auto, a whole number"):
         discover_config(novel="many", steps=0, views=None, **how)
     assert discover_config(novel="3", steps=0, views=None, **how).fit.num_novel == 3
     with pytest.raises(ConfigError, match="orca has one variant, which follows its released code"):
@@ -272,3 +272,32 @@ def test_runs_side_by_side(run, tmp_path):
     for alone in (run, run.folder, str(run.folder)):  # a single one, not its letters
         ((row,),) = (section.rows for section in opencon.compare(alone).sections)
         assert [each.path for each in row.runs] == [run.folder]
+
+
+def test_another_seed_finds_the_same_features():
+    one, two = (
+        discover_config(novel="auto", encoder="resnet18", size=None, steps=9, views=None, finetune=False, seed=seed)
+        for seed in (1, 2)
+    )
+    assert one.features == two.features
+    assert one.fit != two.fit
+
+
+@pytest.mark.parametrize(
+    ("novel", "number", "between"),
+    [
+        ("auto", None, None),
+        (None, None, None),
+        ("4", 4, None),
+        (4, 4, None),
+        ("3-8", None, (3, 8)),
+        ((3, 8), None, (3, 8)),
+    ],
+)
+def test_a_number_of_groups_a_range_or_neither(novel, number, between):
+    rest = {"encoder": "resnet18", "size": None, "steps": 0, "views": None, "finetune": False, "seed": 0}
+    fit = discover_config(novel=novel, max_classes=50, **rest).fit
+    assert (fit.num_novel, fit.novel_range, fit.max_classes) == (number, between, 50)
+    for wrong in ("3-", "3-8-9", "8-3", "-3"):
+        with pytest.raises(ConfigError):
+            discover_config(novel=wrong, **rest)

@@ -36,14 +36,27 @@ FLOORS = [
     },  # formulas, material
     {"methods", "counting"},  # what the papers propose
     {"training", "report"},  # to learn, and to show
-    {"openworld", "photos", "experiments"},  # whole tasks
+    {"openworld", "photos", "experiments", "review"},  # whole tasks
     {"estimator", "api", "cli"},  # doors
 ]
 FLOOR = {room: level for level, rooms in enumerate(FLOORS) for room in rooms}
 EXEMPT = {"__init__", "__main__"}  # of the package itself: they open the door to everything
 MOST_LINES = 500  # of a file: where to ask whether it holds two ideas
 MOST_LINES_OF_A_FUNCTION = 70  # a screen
-OPTIONAL = ("matplotlib", "tensorboard", "timm", "umap", "pandas", "huggingface_hub", "onnx", "wandb", "mlflow")
+OPTIONAL = (
+    "matplotlib",
+    "tensorboard",
+    "timm",
+    "umap",
+    "pandas",
+    "huggingface_hub",
+    "onnx",
+    "wandb",
+    "mlflow",
+    "pillow_heif",
+    "starlette",
+    "uvicorn",
+)
 
 
 def modules(root):

@@ -3,6 +3,7 @@
 import io
 import json
 import signal
+import subprocess
 import sys
 from contextlib import contextmanager
 from dataclasses import replace
@@ -12,7 +13,8 @@ import pytest
 from rich.console import Console
 
 from opencon import cli
-from opencon.cli import research
+from opencon.cli import base, research
+from opencon.cli.base import Lines
 from opencon.data.benchmarks import DATASETS
 from opencon.encoders import ENCODERS
 from opencon.experiments.recipes import SETTINGS
@@ -434,3 +436,50 @@ def test_a_training_bar_shows_epoch_time_and_accuracy_at_any_width(monkeypatch, 
     line = next(line for line in reversed(out.getvalue().replace("\r", "\n").split("\n")) if "loss" in line)
     assert all(part in line for part in ("epoch 99/100", "left", "loss 4.83", "all 86.8%"))
     assert ("n 5.07" in line) == ("seen 99.0%" in line) == terms
+
+
+# --- what is loaded ---------------------------------------------------------------------------------------------------
+
+
+def test_a_command_that_computes_nothing_loads_nothing_heavy():
+    """A second or more for each of these packages: help, lists and mistakes should not wait for them."""
+    code = """
+import contextlib, io, sys
+from opencon.cli import main
+for line in sys.argv[1:]:
+    with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()):
+        main(line.split())
+    names = ("torch", "numpy", "PIL", "scipy", "sklearn", "matplotlib", "pandas")
+    print(line, *(name for name in names if name in sys.modules), sep=",")
+"""
+    light = ["--help", "--version", "discover --help", "train --nope", "nonsense"]
+    others = ["list", "list recipes", "train nope", "discover", "discover /none", "count /none", "compare /none"]
+    others += ["predict /none /none", "evaluate /none", "export /none", "train digits --set a.b=c"]
+    run = subprocess.run([sys.executable, "-c", code, *light, *others], check=True, capture_output=True, text=True)
+    loaded = dict(line.split(",", 1) if "," in line else (line, "") for line in run.stdout.splitlines())
+    assert loaded == dict.fromkeys(light, "") | dict.fromkeys(others, "torch,numpy,PIL")
+
+
+# --- progress without a terminal --------------------------------------------------------------------------------------
+
+
+def test_progress_is_a_line_now_and_then_where_there_is_no_terminal():
+    said, now = [], [0.0]
+    lines = Lines(said.append, clock=lambda: now[0])
+    for second in range(26):
+        now[0] = float(second)
+        lines.update("looking at photos", 40 * second, 1000)
+    lines.update("writing", 0, 1)
+    lines.update("writing", 1, 1)  # too quick to be said
+    assert said == [
+        "looking at photos: 400 of 1,000, 10 s, about 15 s left",
+        "looking at photos: 800 of 1,000, 20 s, about 5 s left",
+        "looking at photos: 1,000 of 1,000, 25 s",
+    ]
+
+
+def test_commands_say_how_far_they_are_where_there_is_no_terminal(capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr(base, "EVERY", 0.0)
+    err = works(capsys, "train", "digits", *SMALL, "--out", tmp_path / "run").err
+    assert [line.split(",")[0] for line in err.splitlines()] == ["epochs: 1 of 2", "epochs: 2 of 2"]
+    assert "loss" in err

@@ -27,9 +27,11 @@ from opencon.config import RunConfig, to_dict, with_settings
 from opencon.errors import ConfigError
 from opencon.experiments.recipes import get_recipe, read_config, recipe_names
 from opencon.experiments.train import train
+from opencon.experiments.workbench import prepare
 from opencon.methods import METHODS, OpenConConfig
 from opencon.photos.discover import Discovery
 from opencon.report.table import COLUMNS
+from opencon.training.optimizer import build_optimizer
 from tests.methods import test_every_method as checks
 from tests.test_architecture import FLOORS
 
@@ -249,6 +251,8 @@ def test_the_tree_shows_every_module():
             folder = name
         else:
             shown.add(name if depth == 2 else folder + name)
+    shown.remove("methods/<method>.py")
+    shown |= {f"methods/{name}.py" for name in METHODS if name not in METHODS.origins}
     source = ROOT / "src/opencon"
     built = {path.relative_to(source).as_posix() for path in source.rglob("*.py") if path.name != "__init__.py"}
     assert shown == built
@@ -384,7 +388,7 @@ def contrast(monkeypatch):
     monkeypatch.setitem(sys.modules, module.__name__, module)
     exec(compile(file, "contrast.py", "exec"), module.__dict__)
     monkeypatch.setattr(METHODS, "_entries", dict(METHODS._entries))
-    exec(compile(line, "methods/__init__.py", "exec"), dict(vars(methods_module)))
+    exec(compile(line, "methods/__init__.py", "exec"), {**vars(methods_module), "Contrast": module.Contrast})
     return module, get_recipe("contrast/digits"), tests
 
 
@@ -409,6 +413,37 @@ def test_the_example_of_a_method_trains(contrast, tmp_path):
     assert result["all"] > 0.3  # ten classes
     records = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
     assert records[1]["loss_l"] < records[0]["loss_l"]
+
+
+@pytest.mark.usefixtures("own_plugins")
+def test_the_example_of_a_method_is_a_plugin(tmp_path, capsys):
+    """The file with its last line, and the commands of the page."""
+    text = page("docs/add-a-method.md")
+    file, line, _ = fenced(text, "python")
+    (tmp_path / "contrast.py").write_text(f"{file}\n\n{line}")
+    quick = {
+        "contrast.py": str(tmp_path / "contrast.py"),
+        "runs/contrast": str(tmp_path / "run"),
+        "train.epochs=5": "train.epochs=2",
+    }
+    train_it, evaluate_it = [
+        args for args in commands(text) if args[:2] in (["train", "contrast/digits"], ["evaluate", "runs/contrast"])
+    ]
+    for args in (train_it, evaluate_it):
+        with pytest.raises(SystemExit) as stop:
+            main([*(quick.get(word, word) for word in args), "--device", "cpu"])
+        assert stop.value.code in (0, None)
+    assert json.loads((tmp_path / "run/plugins.json").read_text())["plugins"][0]["brings"] == ["method contrast"]
+
+
+def test_the_groups_of_the_training_page_are_read(tmp_path):
+    (text,) = [body for body in fenced(page("docs/training.md"), "") if "train.groups" in body]
+    (tmp_path / "run.toml").write_text(text)
+    config = read_config(tmp_path / "run.toml")
+    method = prepare(config, CPU).method
+    rates = {(round(float(g["lr"]), 6), g["weight_decay"]) for g in build_optimizer(method, config.train).param_groups}
+    decay = config.train.weight_decay
+    assert rates == {(0.001, decay), (0.001, 0.0), (0.01, decay), (0.01, 0.0)}
 
 
 # --- the site ---------------------------------------------------------------------------------------------------------

@@ -1,3 +1,6 @@
+import os
+import subprocess
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -81,3 +84,32 @@ def test_triton_needs_its_package_a_compiler_and_a_gpu_it_knows(monkeypatch, pac
     monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu is not None)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: gpu)
     assert has_triton.__wrapped__() == able
+
+
+# --- threads that wait ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("first", "said", "policy", "is_held"),
+    [
+        ("opencon", {}, "PASSIVE", False),
+        ("torch", {}, None, sys.platform == "linux"),  # torch has read the environment already
+        ("opencon", {"OMP_WAIT_POLICY": "ACTIVE"}, "ACTIVE", False),
+        ("opencon", {"GOMP_SPINCOUNT": "5"}, None, False),
+        ("torch", {"KMP_BLOCKTIME": "1"}, None, False),
+    ],
+)
+def test_threads_that_wait_give_way_unless_the_user_said_how(first, said, policy, is_held):
+    code = f"""
+import {first}, opencon, os, threading, torch
+torch.set_num_threads(2)
+from opencon.runtime import pick_device
+before = torch.get_rng_state()
+pick_device("cpu"), pick_device("cpu")
+assert torch.equal(before, torch.get_rng_state())
+print(os.environ.get("OMP_WAIT_POLICY"), [thread.name for thread in threading.enumerate()].count("opencon-calm"))
+"""
+    names = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
+    environ = {name: value for name, value in os.environ.items() if name not in names} | said
+    found = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, env=environ).stdout
+    assert found.split() == [str(policy), str(int(is_held))]

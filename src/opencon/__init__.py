@@ -12,19 +12,28 @@ Everything else is private: it may change with any version.
 """
 
 import importlib
+import os
+import sys
 from typing import TYPE_CHECKING, Any
 
 from opencon.version import __version__
 
 if TYPE_CHECKING:
     from opencon.api import Run, compare, configure, count, discover, draw, evaluate, export, name, open_run, train
-    from opencon.estimator import OpenWorldClassifier
+    from opencon.estimator import DiscoveryWarning, OpenWorldClassifier
     from opencon.experiments.callbacks import Callback, MLflowLogger, TensorBoardLogger, Training, WandbLogger
     from opencon.metrics import open_world_accuracy
     from opencon.photos.model import OpenConModel
 
+# A thread of torch that waits for the others runs in circles for milliseconds. Beside another program on the same cores it
+# keeps the very thread from running that it waits for, and a fit takes many times as long. Passive threads sleep. This is
+# read when torch is loaded, so it must be said before; where torch is loaded already, `runtime.calm_threads` helps.
+if "torch" not in sys.modules and not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME"} & os.environ.keys():
+    os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
+
 __all__ = [
     "Callback",
+    "DiscoveryWarning",
     "MLflowLogger",
     "OpenConModel",
     "OpenWorldClassifier",
@@ -48,6 +57,7 @@ __all__ = [
 
 _HOMES = {
     "Callback": "opencon.experiments.callbacks",
+    "DiscoveryWarning": "opencon.estimator",
     "MLflowLogger": "opencon.experiments.callbacks",
     "OpenConModel": "opencon.photos.model",
     "OpenWorldClassifier": "opencon.estimator",

@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 from opencon.config import RunConfig, with_settings
 from opencon.counting import CountEstimate
 from opencon.data.split import names_from_file
-from opencon.errors import ConfigError, require
+from opencon.errors import ConfigError, require, shown
 from opencon.experiments.callbacks import Callback
-from opencon.experiments.compare import FORMATS, Section, compare_runs, render
+from opencon.experiments.compare import Comparison, compare_runs
 from opencon.experiments.evaluate import draw_side_by_side, evaluate_run
 from opencon.experiments.recipes import get_recipe, read_config, run_config
 from opencon.experiments.results import Confusion, Predictions, predictions_of
@@ -50,7 +50,8 @@ def discover(
     unlabeled: PathLike | None = None,
     labels: PathLike | None = None,
     manifest: PathLike | None = None,
-    novel: int | Literal["auto"] = "auto",
+    novel: int | tuple[int, int] | Literal["auto"] = "auto",
+    max_classes: int | None = None,
     encoder: PathLike = "efficientnet_lite0",
     size: int | None = None,
     steps: int = 0,
@@ -73,10 +74,11 @@ def discover(
         folder: with labeled/ (one sub-folder per class) and unlabeled/ in it; or any folder, with `labels`.
         out: a folder for the results; what an earlier discovery wrote there is replaced.
         labeled: a folder with one sub-folder per class, beside `unlabeled`.
-        unlabeled: a folder with the other photos.
+        unlabeled: a folder with the other photos; alone, no photo has a label.
         labels: a table path,label for the photos in `folder`; an empty label is none.
         manifest: a table path,label of all photos, paths relative to it.
-        novel: how many new groups to look for; "auto": as many as there seem to be.
+        novel: how many new groups to look for; (low, high): a number between these; "auto": as many as there seem to be.
+        max_classes: the most classes and groups, together, where the number is not given; None: 100, or twice the seen.
         encoder: efficientnet_lite0, timm:NAME, or the folder of a run of `train`.
         size: side in pixels at which the encoder sees a photo; None: 224, or 128 for small photos.
         steps: steps of training a head on the features first. They gain nothing that can be measured.
@@ -93,7 +95,14 @@ def discover(
     """
     photos = _photos(folder, labeled, unlabeled, labels, manifest)
     config = discover_config(
-        novel=novel, encoder=encoder, size=size, steps=steps, views=views, finetune=finetune, seed=seed
+        novel=novel,
+        max_classes=max_classes,
+        encoder=encoder,
+        size=size,
+        steps=steps,
+        views=views,
+        finetune=finetune,
+        seed=seed,
     )
     true = None if truth is None else read_truth(Path(truth))
     prepared = prepare(photos, config, pick_device(device))
@@ -102,7 +111,8 @@ def discover(
 
 def discover_config(
     *,
-    novel: int | str | None,
+    novel: int | tuple[int, int] | str | None,
+    max_classes: int | None = None,
     encoder: PathLike,
     size: int | None,
     steps: int,
@@ -114,14 +124,25 @@ def discover_config(
     require(
         views is None or steps > 0, f"views = {views} are for steps to learn from, and there are none. Give steps too."
     )
-    if isinstance(novel, str):
-        is_number = novel.isdecimal() or novel == "auto"
-        require(is_number, f"novel = {novel!r} must be auto or a whole number, 0 or more.")
-        novel = None if novel == "auto" else int(novel)
+    between = novel if isinstance(novel, tuple) else None
+    if isinstance(novel, str) and novel != "auto":
+        ends = novel.split("-")
+        # Ours: nobody has more photos than nine digits say.
+        are_numbers = len(ends) <= 2 and all(end.isdecimal() and len(end) < 10 for end in ends)
+        require(are_numbers, f"novel = {shown(novel)} must be auto, a whole number, 0 or more, or a range such as 3-8.")
+        novel, between = (int(ends[0]), None) if len(ends) == 1 else (None, (int(ends[0]), int(ends[1])))
     num_views = views if views is not None else views_for(steps)
     return DiscoverConfig(
-        features=FeatureSettings(encoder=str(encoder), image_size=size, num_views=num_views, seed=seed),
-        fit=OpenWorldConfig(num_novel=novel, steps=steps, seed=seed),
+        features=FeatureSettings(
+            encoder=str(encoder), image_size=size, num_views=num_views
+        ),  # any seed finds them again
+        fit=OpenWorldConfig(
+            num_novel=novel if isinstance(novel, int) else None,
+            novel_range=between,
+            max_classes=max_classes,
+            steps=steps,
+            seed=seed,
+        ),
         finetune=finetune,
     )
 
@@ -133,7 +154,8 @@ def count(
     unlabeled: PathLike | None = None,
     labels: PathLike | None = None,
     manifest: PathLike | None = None,
-    by: str = "tree",
+    by: str = "engine",
+    max_classes: int | None = None,
     encoder: PathLike = "efficientnet_lite0",
     size: int | None = None,
     seed: int = 0,
@@ -144,13 +166,22 @@ def count(
     """Estimate how many classes the photos show, seen and new, with an interval and a reason.
 
     Args:
-        by: "tree" (ours), or as in the papers: "gcd", "dtc".
+        by: "engine" (as `discover` counts), "tree", or as in the papers: "gcd", "dtc".
 
     The other arguments are those of `discover`.
     """
     photos = _photos(folder, labeled, unlabeled, labels, manifest)
     settings, where = FeatureSettings(encoder=str(encoder), image_size=size), pick_device(device)
-    return count_classes(photos, settings, cache=_path(cache), device=where, seed=seed, by=by, progress=progress)
+    return count_classes(
+        photos,
+        settings,
+        cache=_path(cache),
+        device=where,
+        seed=seed,
+        by=by,
+        max_classes=max_classes,
+        progress=progress,
+    )
 
 
 def name(run: PathLike, names: Mapping[str, str] | PathLike) -> dict[str, str]:
@@ -384,7 +415,7 @@ def evaluate(
         figures: also draw look-alikes of the paper's figures to this folder; a warning names those that cannot be drawn.
         classes: how many a figure of the embedding shows, 10 or 20.
         novelty: also compare every novelty score.
-        count: also estimate the number of classes, by "tree", "gcd" or "dtc".
+        count: also estimate the number of classes, by "engine", "tree", "gcd" or "dtc".
 
     Returns:
         Accuracies as shares, with their protocol, images and number.
@@ -418,28 +449,6 @@ def draw(runs: PathLike | Run | Sequence[PathLike | Run], out: PathLike, *, clas
     titles = [f"{METHODS[run.config.method.name].title}, {run.folder.name}" for run in opened]
     benches = [open_bench(run.folder, pick_device(run.device), data_root=run.data) for run in opened]
     return draw_side_by_side(dict(zip(titles, benches, strict=True)), Path(out).expanduser(), classes)
-
-
-@dataclass(frozen=True, eq=False)
-class Comparison:
-    """Runs side by side, a section for each data set: mean and spread over seeds, and the published numbers."""
-
-    sections: list[Section]
-    left_out: list[str]  # why runs that lay in a folder are not in the table
-
-    def to(self, form: str) -> str:
-        """As "markdown", "csv", "latex" or "json"."""
-        forms = [name for name in FORMATS if name != "table"]
-        if form not in forms:
-            raise ConfigError(f"form {form!r} must be one of {', '.join(forms)}.")
-        return render(self.sections, form)
-
-    def __repr__(self) -> str:
-        return self.to("markdown")
-
-    def _repr_markdown_(self) -> str:
-        """What a notebook shows."""
-        return self.to("markdown")
 
 
 def compare(runs: PathLike | Run | Iterable[PathLike | Run]) -> Comparison:

@@ -39,6 +39,23 @@ class MissingExtraError(OpenConError):
         )
 
 
+LARGEST_SEED = 2**63 - 1  # beyond it, different seeds would draw the same random numbers
+
+
+def require_seed(seed: int, name: str) -> None:
+    """Raise `ConfigError` unless the seed is one that draws random numbers of its own."""
+    require(0 <= seed <= LARGEST_SEED, f"{name} = {shown(seed)} must be a whole number from 0 to 2^63 - 1.")
+
+
+def shown(value: object, most: int = 80) -> str:
+    """A value for a message, which may have any length."""
+    try:
+        text = repr(value)
+    except ValueError:  # a number of thousands of digits, which Python does not print
+        text = f"a number of about {value.bit_length() * 3 // 10:,} digits" if isinstance(value, int) else "?"
+    return text if len(text) <= most else f"{text[:most]}... ({len(text):,} characters)"
+
+
 def require(condition: bool, message: str) -> None:
     """Raise `ConfigError(message)` unless the condition holds."""
     if not condition:

@@ -12,13 +12,6 @@ from typing import Any, get_args
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
-from scipy.optimize import linear_sum_assignment
-from sklearn.metrics import (
-    adjusted_rand_score,
-    average_precision_score,
-    normalized_mutual_info_score,
-    roc_auc_score,
-)
 from torch import Tensor
 
 from opencon.config import Protocol
@@ -65,6 +58,8 @@ def match(predicted: ArrayLike, truth: ArrayLike) -> dict[int, int]:
     Groups and classes may be any non-negative numbers and differ in how many there are. A group that shares no row with
     any class that is left over gets no name.
     """
+    from scipy.optimize import linear_sum_assignment  # late: slow to import
+
     predicted, truth = _as_ids(predicted, truth)
     groups, group = np.unique(predicted, return_inverse=True)
     classes, kind = np.unique(truth, return_inverse=True)
@@ -103,6 +98,8 @@ def open_world_accuracy(
 
 def clustering_scores(predicted: ArrayLike, truth: ArrayLike, *, num_seen: int) -> ClusteringScores:
     """Normalized mutual information (arithmetic mean of the entropies) and adjusted Rand index, all and novel rows."""
+    from sklearn.metrics import adjusted_rand_score, normalized_mutual_info_score  # late: slow to import
+
     predicted, truth = _as_ids(predicted, truth)
     is_novel = truth >= num_seen
 
@@ -131,6 +128,8 @@ def novelty_detection(novelty: ArrayLike, is_novel: ArrayLike, *, labeled: Array
     An image on the threshold is accepted, so a score that says nothing (constant) has FPR95 1, AUROC 1/2, and for AUPR
     the share of novel images. All three are nan when there is no seen or no novel image.
     """
+    from sklearn.metrics import average_precision_score, roc_auc_score  # late: slow to import
+
     score = np.asarray(novelty, dtype=np.float64)  # (M,)
     flags = np.asarray(is_novel)
     if not np.isin(flags, (0, 1)).all():
@@ -244,6 +243,8 @@ def _right_when_matched(predicted: Ids, truth: Ids) -> NDArray[np.bool_]:
     Several namings can be equally good overall and differ in which rows are right. As in the code released with GCD and
     ORCA, a square matrix over all numbers from 0 decides, so that seen and novel under `gcd` are theirs in a tie, too.
     """
+    from scipy.optimize import linear_sum_assignment  # late: slow to import
+
     if not len(predicted):
         return np.zeros(0, dtype=bool)
     if max(predicted.max(), truth.max()) >= MOST_NUMBERS:  # a square over all numbers would be too large

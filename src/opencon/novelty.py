@@ -22,7 +22,6 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import ArrayLike, NDArray
-from sklearn.covariance import ledoit_wolf_shrinkage
 from torch import Tensor
 
 from opencon.errors import DataError, require
@@ -147,6 +146,8 @@ class Mahalanobis(_OnFeatures):
     """
 
     def _learn(self, z: Tensor, classes: Tensor) -> None:
+        from sklearn.covariance import ledoit_wolf_shrinkage  # late: slow to import
+
         z = z.double()
         counts = torch.bincount(classes)
         if int(counts.max()) < 2:

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from opencon.errors import ConfigError, MissingPluginError
-from opencon.files import write_whole
+from opencon.files import parse_json, read_file, write_whole
 from opencon.registry import Origin, Registry
 
 GROUP = "opencon.plugins"
@@ -173,7 +173,7 @@ def _records(folder: Path) -> list[dict[str, Any]]:
     if not path.is_file():
         return []
     try:
-        records = json.loads(path.read_text(encoding="utf-8"))["plugins"]
+        records = parse_json(read_file(path))["plugins"]
         return [{key: record[key] for key in ("kind", "place", "checksum", "brings")} for record in records]
     except (OSError, ValueError, KeyError, TypeError) as err:
         raise MissingPluginError(f"cannot read {path} ({err}). The run folder is damaged.") from err

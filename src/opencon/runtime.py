@@ -23,6 +23,7 @@ from opencon.version import __version__
 
 def pick_device(name: str = "auto") -> torch.device:
     """The device to compute on: "auto" takes a GPU where there is one."""
+    calm_threads()
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -36,6 +37,28 @@ def pick_device(name: str = "auto") -> torch.device:
     if device.type == "cuda" and device.index is not None:
         torch.cuda.set_device(device)  # streams and Triton kernels go to the current one
     return device
+
+
+@functools.cache
+def calm_threads() -> None:
+    """Let threads that wait for others sleep, where torch was loaded before `opencon` could ask for that (`__init__.py`).
+
+    GNU's OpenMP, which torch uses on Linux, lets threads run in circles only as long as there are no more of them than
+    cores. So one more thread with helpers of its own is held, asleep: from then on all of them give way at once. Nothing
+    happens where the user has said how threads are to wait, or where there is only one.
+    """
+    is_said = {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME"} & os.environ.keys()
+    if sys.platform != "linux" or is_said or torch.get_num_threads() == 1:
+        return
+    ready = threading.Event()
+
+    def hold() -> None:
+        torch.zeros(1 << 20).add_(1)  # large enough for torch to use all its threads
+        ready.set()
+        threading.Event().wait()
+
+    threading.Thread(target=hold, name="opencon-calm", daemon=True).start()
+    ready.wait()
 
 
 @functools.cache

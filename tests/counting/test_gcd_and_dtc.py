@@ -9,12 +9,13 @@ from hypothesis import strategies as st
 from sklearn.datasets import load_digits
 
 from opencon.cluster.kmeans import kmeans
-from opencon.counting import COUNTERS, dtc, gcd
+from opencon.counting import dtc, gcd
 from opencon.counting.base import CountEstimate
 from opencon.counting.dtc import Apart, count_by_probes, groups_that_count, keep_classes
 from opencon.counting.gcd import count_by_accuracy
 from opencon.counting.tree import estimate_classes
 from opencon.errors import ConfigError, DataError
+from opencon.openworld.engine import COUNTERS
 from opencon.runtime import generator
 from tests.naive.gcd_and_dtc_count import naive_accuracy, naive_dtc, naive_silhouette
 
@@ -211,7 +212,7 @@ def test_hidden_classes_and_other_kinds_of_tensors(by):
 
 
 def test_the_names():
-    assert COUNTERS.names() == ["dtc", "gcd", "tree"]
+    assert COUNTERS.names() == ["dtc", "engine", "gcd", "tree"]
     assert COUNTERS["tree"] is estimate_classes
     with pytest.raises(ConfigError, match=r"unknown way to count 'gdc'. Did you mean 'gcd'\?"):
         COUNTERS["gdc"]

@@ -112,8 +112,8 @@ def test_linked_folders_are_followed_but_not_in_circles(tmp_path):
         (lambda r: paint(r / "a.jpg"), "1 images lie directly in .*photos, but there is no class folder"),
         (lambda r: (two_classes(r), (r / "emu").mkdir()), r"class folder .*emu holds no image \(it is empty\)"),
         (
-            lambda r: (two_classes(r), (r / "emu").mkdir(), (r / "emu" / "a.heic").touch()),
-            r"emu holds no image \(found only 1 x .heic\).*\.jpg",
+            lambda r: (two_classes(r), (r / "emu").mkdir(), (r / "emu" / "a.dng").touch()),
+            r"emu holds no image \(found only 1 x .dng\).*\.jpg",
         ),
         (lambda r: (two_classes(r / "train"), two_classes(r / "val")), r"holds parts of a data set \(train, val\)"),
     ],

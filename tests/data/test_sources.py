@@ -1,5 +1,6 @@
 import io
 import os
+import sys
 import warnings
 
 import numpy as np
@@ -345,3 +346,31 @@ def test_order_is_kept_when_some_fail(tmp_path):
     assert kept == [i for i in range(40) if i not in (0, 7, 39)]
     assert got[:, 0, 0, 0].tolist() == kept
     assert len(problems) == 3
+
+
+# --- photos of phones -------------------------------------------------------------------------------------------------
+
+
+def test_heic_is_read_upright(tmp_path):
+    heif = pytest.importorskip("pillow_heif")
+    assert sources.can_read_heic()
+    pixels = np.zeros((32, 48, 3), dtype=np.uint8)
+    pixels[:, :24] = RED
+    exif = Image.Exif()
+    exif[0x0112] = 6  # to be turned by a quarter: what was on the left is at the top
+    heif.from_pillow(Image.fromarray(pixels)).save(tmp_path / "a.HEIC", exif=exif.tobytes(), quality=-1)
+    image = read_one(tmp_path / "a.HEIC")
+    assert_color(image[:, :6], RED, within=8)
+    assert_color(image[:, 10:], (0, 0, 0), within=8)
+
+
+def test_heic_without_its_package_says_what_to_install(tmp_path, monkeypatch):
+    (tmp_path / "a.heic").write_bytes(b"\0\0\0\x18ftypheic")
+    monkeypatch.setitem(sys.modules, "pillow_heif", None)
+    sources.can_read_heic.cache_clear()
+    try:
+        assert problem(tmp_path / "a.heic").endswith(
+            "is HEIC, which needs a package that is missing. Run: pip install 'opencon[heic]'"
+        )
+    finally:
+        sources.can_read_heic.cache_clear()

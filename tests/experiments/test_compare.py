@@ -63,8 +63,14 @@ def test_published_numbers_stand_beside_what_was_measured_alike(runs, tmp_path):
 
 @pytest.mark.parametrize(
     ("setting", "is_shown"),
-    [("method.weight_novel=0", False), ("train.epochs=20", False), ("split.labeled_ratio=0.1", False)]
-    + [("train.capture=false", True), ("split.seed=3", True), ("encoder.weights=w.pt", True)],
+    [
+        ("method.weight_novel=0", False),
+        ("train.epochs=20", False),
+        ("split.labeled_ratio=0.1", False),
+        ("train.capture=false", True),
+        ("split.seed=3", True),
+        ("encoder.weights=w.pt", True),
+    ],
 )
 def test_a_number_of_the_main_table_does_not_stand_beside_an_ablation(tmp_path, setting, is_shown):
     (section,) = compare_runs([make_run(tmp_path / "a", settings=[setting])])

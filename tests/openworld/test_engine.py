@@ -1,10 +1,13 @@
+import numpy as np
 import pytest
 import torch
+from scipy.stats import multivariate_normal
+from sklearn.metrics import silhouette_score
 
 from opencon.errors import ConfigError, DataError
 from opencon.metrics import open_world_accuracy
 from opencon.openworld import engine
-from opencon.openworld.engine import explain
+from opencon.openworld.engine import COUNTERS, explain, likelihood
 
 
 def clouds(sizes, *, num_seen=0, num_labeled=5, dim=20, distance=8.0, seed=0):
@@ -57,6 +60,13 @@ def test_more_rows_than_are_looked_at(monkeypatch):
     assert count.num_classes == 6
     assert right(classes, labels, truth, 3) > 0.98
     assert torch.equal(classes[labels >= 0], labels[labels >= 0])
+
+
+def test_a_sample_has_a_label_of_every_seen_class(monkeypatch):
+    monkeypatch.setattr(engine, "MOST_ROWS", 100)
+    x, labels, truth = clouds((60,) * 12, num_seen=12, num_labeled=1)
+    classes, _ = explain(x, labels, num_seen=12)
+    assert right(classes, labels, truth, 12) > 0.9
 
 
 def test_copies_are_no_classes_of_their_own():
@@ -117,6 +127,98 @@ def test_every_row_labeled():
     classes, count = explain(x, truth, num_seen=3)
     assert torch.equal(classes, truth)
     assert count.num_classes == count.low == count.high == 3
+
+
+@pytest.mark.parametrize("num_seen", [0, 1])
+@pytest.mark.parametrize("num_rows", [12, 80, 400])
+def test_a_single_class_is_not_cut(num_rows, num_seen):
+    x, labels, _ = clouds((num_rows,), num_seen=num_seen)
+    classes, count = explain(x, labels, num_seen=num_seen)
+    assert count.num_classes == count.low == 1
+    assert (classes == 0).all()
+
+
+def test_two_classes_are_two():
+    x, labels, truth = clouds((60, 60))
+    classes, count = explain(x, labels, num_seen=0)
+    assert count.num_classes == 2
+    assert right(classes, labels, truth, 0) > 0.98
+
+
+def test_nothing_in_the_pile_is_of_a_named_class():
+    x, labels, truth = clouds((5, 5, 40, 40, 40), num_seen=2)
+    classes, count = explain(x, labels, num_seen=2)
+    assert count.num_classes == 5
+    assert (classes[labels < 0] >= 2).all()
+    assert right(classes, labels, truth, 2) > 0.98
+
+
+def test_everything_in_the_pile_is_of_a_named_class():
+    x, labels, truth = clouds((40,) * 4, num_seen=4)
+    classes, count = explain(x, labels, num_seen=4)
+    assert count.num_classes == 4
+    assert torch.equal(classes, truth)
+
+
+def test_the_count_alone_is_the_same():
+    x, labels, _ = clouds((30,) * 5, num_seen=2)
+    done = []
+    found = COUNTERS["engine"](x, labels, num_seen=2, seed=3, progress=lambda *at: done.append(at))
+    assert found == explain(x, labels, num_seen=2, seed=3)[1]
+    assert done[-1] == (1, 1)
+
+
+def test_silhouette_is_that_of_squared_distances():
+    x, _, truth = clouds((30, 20, 10), distance=2.0)
+    want = silhouette_score(x.numpy(), truth.numpy(), metric="sqeuclidean")
+    assert engine._silhouette(x, truth, 3) == pytest.approx(want, abs=1e-5)
+
+
+def test_likelihood_is_that_of_the_rows_of_each_group_together():
+    """Naive: the rows of a group are one long Gaussian vector, in which two rows share their group's mean."""
+    x, _, group = clouds((7, 5, 4), dim=3, distance=3.0)
+    z = (x - x.mean(dim=0)).double().numpy()
+    means = np.stack([z[group == k].mean(axis=0) for k in range(3)])
+    away, sizes = z - means[group], np.bincount(group)
+    within = away.T @ away / (len(z) - 3)
+    within = 0.9 * within + 0.1 * np.trace(within) / 3 * np.eye(3)
+    root = np.linalg.cholesky(within)
+    flat = np.linalg.solve(root, means.T).T
+    values, axes = np.linalg.eigh((flat * sizes[:, None]).T @ flat / len(z))
+    between = root @ axes @ np.diag(np.maximum(values - 3 / len(z), 1e-3)) @ axes.T @ root.T
+    want = 0.0
+    for k, n in enumerate(sizes):
+        cov = np.kron(np.eye(n), within) + np.kron(np.ones((n, n)), between)
+        want += multivariate_normal.logpdf(z[group == k].ravel(), np.zeros(3 * n), cov) + 3 * n * np.log(2 * np.pi) / 2
+    assert likelihood(x, group, 3) == pytest.approx(want / len(z), rel=1e-4)
+
+
+def test_labels_are_found_again_by_one_group_each():
+    labels = torch.tensor([0, 0, 0, 1, 1, -1, -1])
+    assert engine._found_again(torch.tensor([4, 4, 4, 2, 2, 0, 1]), labels) == 1
+    assert engine._found_again(torch.tensor([0, 0, 0, 0, 0, 0, 1]), labels) == pytest.approx(
+        3 / 5
+    )  # one swallows the other
+    assert engine._found_again(torch.tensor([0, 1, 2, 3, 4, 5, 6]), labels) == pytest.approx(2 / 5)  # both are cut
+
+
+def test_rows_of_a_second_island_are_not_whole():
+    x, _, truth = clouds((30, 20, 10), distance=20.0)
+    neighbors = torch.cdist(x, x).fill_diagonal_(torch.inf).topk(5, largest=False).indices
+
+    def whole(group):
+        return engine._whole(neighbors, group[neighbors] == group[:, None], group)
+
+    assert whole(truth) == 1
+    assert whole((truth > 0).long()) == pytest.approx(50 / 60)  # 30 + 20 of 60
+    assert whole(torch.zeros_like(truth)) == pytest.approx(30 / 60)
+
+
+def test_a_tree_of_averages_leaves_no_row_alone():
+    x, _, _ = clouds((30, 30, 4))
+    x[0, 0] += 100
+    (groups,) = engine._average_cuts(x, {4})
+    assert sorted(torch.bincount(groups).tolist()) == [0, 4, 30, 30]  # the row far away is back in its class
 
 
 def test_what_is_refused():

@@ -275,3 +275,41 @@ def test_a_gpu_gives_the_same_features(photos):
     want = compute(photos)
     assert F.cosine_similarity(got.plain, want.plain).min() > 0.99
     assert F.cosine_similarity(got.views.float(), want.views.float(), dim=2).min() > 0.99
+
+
+# --- how long it will take --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def ticking(monkeypatch):
+    """A clock that only the network moves: half a second for each photo."""
+    now = [100.0]
+    real = features.Extractor.__call__
+
+    def slow(self, images, keys):
+        now[0] += 0.5 * len(images)
+        return real(self, images, keys)
+
+    monkeypatch.setattr(features.Extractor, "__call__", slow)
+    monkeypatch.setattr(features.time, "perf_counter", lambda: now[0])
+    torch.set_num_threads(1)  # photos one after the other
+
+
+def test_the_time_is_told_from_two_seconds_of_work(tmp_path, ticking):
+    photos = [save_photo(tmp_path / f"photos/{i}.jpg", i) for i in range(40)]
+    extractor = Extractor(open_encoder(SMALL.encoder, SMALL.image_size), SMALL, CPU)
+    assert 10 <= features.seconds_for(photos, extractor, cache=None) <= 40  # 20 s
+    assert features.seconds_for(photos[:2], extractor, cache=None) == pytest.approx(1)
+
+
+def test_what_is_cached_takes_no_time_and_the_probe_is_kept(tmp_path, passes):
+    photos = [save_photo(tmp_path / f"photos/{i}.jpg", i) for i in range(6)]
+    extractor = Extractor(open_encoder(SMALL.encoder, SMALL.image_size), SMALL, CPU)
+    cache = tmp_path / "cache"
+    assert features.seconds_for(photos, extractor, cache=cache) > 0
+    assert features.seconds_for(photos, extractor, cache=cache) == 0
+    done = sorted(key for keys in passes for key in keys)
+    assert len(done) == len(set(done)) == 6
+    photo_features(photos, extractor, cache=cache)
+    assert sum(map(len, passes)) == 6
+    assert features.seconds_for([tmp_path / "none.jpg"], extractor, cache=cache) == 0

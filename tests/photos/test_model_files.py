@@ -228,15 +228,15 @@ def test_not_a_model(tmp_path, run):
 
 
 @pytest.mark.parametrize(
-    ("number", "way_out"), [(1, "Run the discovery again."), (3, "Run: pip install --upgrade opencon")]
+    ("number", "way_out"), [(2, "Run the discovery again."), (4, "Run: pip install --upgrade opencon")]
 )
 def test_another_format_says_what_to_do(saved, number, way_out):
     edit(saved, format=number, opencon="9.1")
-    with pytest.raises(RunError, match=rf"has format {number} \(opencon 9.1\).* reads format 2. {way_out}"):
+    with pytest.raises(RunError, match=rf"has format {number} \(opencon 9.1\).* reads format 3. {way_out}"):
         OpenConModel.from_pretrained(saved)
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe\x00garbage", b'{"format": 2}', b'{"format": "one"}', b"[1]"])
+@pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe\x00garbage", b'{"format": 3}', b'{"format": "one"}', b"[1]"])
 def test_damaged_settings(saved, content):
     (saved / "model.json").write_bytes(content)
     with pytest.raises(RunError, match=r"cannot be read \(.*Copy it again, or run the discovery again.|is not a model"):

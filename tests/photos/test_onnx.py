@@ -14,6 +14,7 @@ from torch import nn
 
 from opencon.encoders.pretrained import open_encoder
 from opencon.errors import MissingExtraError, RunError
+from opencon.openworld.strangers import Strangers
 from opencon.photos import onnx as export
 from opencon.photos.model import OpenConModel
 from opencon.photos.onnx import BATCHES, OUTPUTS, RECORDERS, PhotoNetwork, compare, export_onnx
@@ -87,8 +88,9 @@ def test_the_graph_says_what_the_model_says(model, session, batch):
     shapes = {"probabilities": (batch, 4), "embedding": (batch, z.shape[1])}
     assert {name: value.shape for name, value in got.items()} == {name: shapes.get(name, (batch,)) for name in OUTPUTS}
     np.testing.assert_allclose(got["embedding"], z.numpy(), atol=1e-5)
-    np.testing.assert_allclose(got["similarity"], (z @ model.classifier.prototypes.T).amax(dim=1).numpy(), atol=1e-5)
+    np.testing.assert_allclose(got["oddness"], said.oddness.numpy(), rtol=1e-4)
     np.testing.assert_allclose(got["probabilities"], said.p.numpy(), atol=1e-4)
+    np.testing.assert_allclose(got["confidence"], said.confidence.numpy(), atol=1e-4)
     np.testing.assert_allclose(got["novelty"], said.novelty.numpy(), atol=1e-2)
     assert got["unlike_everything"].dtype == np.bool_
     assert got["unlike_everything"].tolist() == said.unlike_everything.tolist()
@@ -120,7 +122,7 @@ def test_the_graph_is_one_file_with_all_that_a_program_needs(model, done, sessio
     assert json.loads(facts["class_names"]) == list(NAMES)
     assert facts["num_seen"] == "2"
     assert facts["image_size"] == str(SIDE)
-    assert float(facts["outlier_threshold"]) == float(model.classifier.outlier_threshold)
+    assert float(facts["outlier_threshold"]) == float(model.classifier.strangers.threshold())
     assert "RGB in [0, 1]" in facts["input"]
 
 
@@ -165,14 +167,15 @@ class Classifier(nn.Module):
     def __init__(self, num_features):
         super().__init__()
         self.linear = nn.Linear(num_features, 6)
-        self.register_buffer("outlier_threshold", torch.tensor(0.3))
+        self.strangers = Strangers(num_features, 1)
         self.register_buffer("sharpness", torch.tensor(5.0))
 
     def embed(self, x):
         return nn.functional.normalize(self.linear(x), dim=1)
 
-    def judge(self, z):
-        return z.softmax(dim=1), z.sum(dim=1), z.amax(dim=1)
+    def forward(self, x):
+        z = self.embed(x)
+        return z.softmax(dim=1), z.amax(dim=1), z.sum(dim=1), z.amin(dim=1)
 
 
 @pytest.mark.parametrize("record", RECORDERS)
@@ -198,18 +201,32 @@ def test_efficientnet_lite0(photos, tmp_path):
     model = make_model(photos, "efficientnet_lite0", image_size=32)
     model.save_pretrained(tmp_path)
     done = export_onnx(OpenConModel.from_pretrained(tmp_path), tmp_path / "model.onnx")
-    assert max(done.difference[name] for name in ("embedding", "similarity")) < 1e-4
+    assert max(done.difference[name] for name in ("embedding", "oddness")) < 1e-3
 
 
-def test_the_code_on_the_card(model, recorded, photos, tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize("kind", ["large JPEG", "turned JPEG", "transparent PNG", "gray PNG"])
+def test_the_code_on_the_card_says_what_predict_says(model, recorded, photos, tmp_path, monkeypatch, capsys, kind):
     model.save_pretrained(tmp_path)
     export_onnx(OpenConModel.from_pretrained(tmp_path), tmp_path / "model.onnx")
-    want = model.predict(photos[0])[0]
-    Image.open(photos[0]).save(tmp_path / "photo.jpg", format="PNG")
+    rng = np.random.default_rng(5)
+    small = np.clip(np.array([200, 60, 60]) + rng.normal(0, 40, (9, 13, 3)), 0, 255).astype(np.uint8)
+    photo = Image.fromarray(small).resize((390, 270), Image.Resampling.BICUBIC)
+    options = {"format": kind.split()[1]}
+    if kind == "turned JPEG":
+        options["exif"] = Image.Exif()
+        options["exif"][0x0112] = 6
+    elif kind == "transparent PNG":
+        photo.putalpha(Image.linear_gradient("L").resize(photo.size))
+    elif kind == "gray PNG":
+        photo = photo.convert("L")
+    photo.save(tmp_path / "photo.jpg", **options)
+    want = model.predict(tmp_path / "photo.jpg")[0]
     monkeypatch.chdir(tmp_path)
     code = (tmp_path / "README.md").read_text("utf-8").split("```python\n")[2].split("```")[0]
     exec(compile(code, "README.md", "exec"), {})
-    assert capsys.readouterr().out == f"{want.predicted or 'none of these'}\n"
+    name, confidence = capsys.readouterr().out.rsplit(" ", 1)
+    assert name == (want.predicted or "none of these")
+    assert float(confidence) == pytest.approx(want.confidence, abs=0.0006)
 
 
 # --- what can go wrong ------------------------------------------------------------------------------------------------
@@ -242,7 +259,7 @@ def test_a_graph_that_computes_something_else_is_not_written(model, recorded, tm
 def test_a_wrong_shape_is_refused(model, done, tmp_path, monkeypatch):
     def last_two_swapped(network, size):
         graph = onnx.load(done.path)
-        new = {"similarity": "embedding", "embedding": "similarity"}
+        new = {"oddness": "embedding", "embedding": "oddness"}
         for node in graph.graph.node:
             node.output[:] = [new.get(name, name) for name in node.output]
             node.input[:] = [new.get(name, name) for name in node.input]
@@ -251,7 +268,7 @@ def test_a_wrong_shape_is_refused(model, done, tmp_path, monkeypatch):
         return graph
 
     monkeypatch.setattr(export, "RECORDERS", (last_two_swapped,))
-    with pytest.raises(RunError, match=r"last_two_swapped: 'similarity' has shape \(1, \d+\) instead of \(1,\)"):
+    with pytest.raises(RunError, match=r"last_two_swapped: 'oddness' has shape \(1, \d+\) instead of \(1,\)"):
         export_onnx(model, tmp_path / "model.onnx")
     assert not list(tmp_path.iterdir())
 

@@ -2,6 +2,7 @@ import base64
 import hashlib
 import json
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import numpy as np
@@ -149,7 +150,6 @@ def test_says_all_there_is_to_say(tmp_path):
         "made-up photos",
         "Accuracy against the truth, on the unlabeled photos, protocol gcd",
         "all87.5%",
-        "novel–",
         "seen100.0%",
         "opencon name run/ names.csv",
         "It fits. Chosen: 4, of which 2 new groups; likely 3 to 6.",
@@ -162,6 +162,28 @@ def test_says_all_there_is_to_say(tmp_path):
     ):
         assert words in text, words
     assert "sample" not in text
+    assert "nan" not in text.lower().replace("name", "")
+    assert "novel" not in text.partition("protocol gcd")[2][:40]  # no photo of a novel class: nothing is said of them
+
+
+def test_doubt_comes_before_the_headline(tmp_path):
+    text = Reader(written(tmp_path, report_data(doubt="Take this with care: few photos. More would help."))).text
+    assert "Take this with care: few photos. More would help." in text
+    assert text.index("Take this with care") < text.index("60 photos" if "60 photos" in text else "50 photos")
+    assert "Take this" not in Reader(written(tmp_path, report_data())).text
+
+
+def test_guesses_and_twins_are_in_the_page(tmp_path):
+    data = report_data()
+    rows = [replace(row, looks_like="lake, 62%") if row.predicted == "new-1" else row for row in data.table.rows]
+    rows[20] = replace(rows[20], twin_of="folder/photo-00012.jpg")
+    page = written(tmp_path, replace(data, table=replace(data.table, rows=tuple(rows))))
+    load = payload(page)
+    assert load["guesses"] == [None, None, "lake, 62%", None]
+    assert [i for i, twin in enumerate(load["photos"]["twin_of"]) if twin] == [20]
+    assert "1 is nearly the same as another, and counted once." in Reader(page).text
+    own = next(g for g in load["galleries"] if g["class"] == 0)
+    assert 20 not in own["typical"]  # it shows nothing more than the other one
 
 
 def test_without_estimate_problems_truth_and_threshold(tmp_path):
@@ -299,7 +321,10 @@ def test_the_page_allows_only_its_own_script_and_loads_nothing(tmp_path):
 
 def test_colors_are_those_of_the_figures(tmp_path):
     page = written(tmp_path, report_data())
-    assert payload(page)["colors"] == list(figures.COLORS)
+    load = payload(page)
+    assert load["colors"][: len(figures.COLORS)] == list(figures.COLORS)
+    for colors in (load["colors"], load["dark_colors"]):
+        assert len(colors) == len(set(colors)) == 24  # so that twenty groups have twenty colors
     assert f"--seen: {figures.SEEN}; --novel: {figures.NOVEL};" in page
 
 

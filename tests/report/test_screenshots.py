@@ -149,15 +149,15 @@ def test_pointing_at_the_map_shows_the_photo_and_clicking_opens_it(visit):
     i = page.evaluate("here")  # 17, or one that lies on it
     assert np.linalg.norm(np.subtract(page.evaluate(f"place({i})"), page.evaluate("place(17)"))) < 1
     text = tip.inner_text()
-    assert data.files[i] in text
+    assert data.table[i].file in text
     assert data.table[i].closest in text
-    assert f"{int(100 * round(data.confidence[i], 4))}%" in text
+    assert f"{int(100 * round(data.table[i].confidence, 4))}%" in text
     assert page.evaluate("tip.querySelector('img').naturalWidth") == 60
     box, field = tip.bounding_box(), page.locator("#canvas").bounding_box()
     assert field["x"] <= box["x"]
     assert box["x"] + box["width"] <= field["x"] + field["width"]
     page.mouse.click(x, y)
-    assert data.files[i] in page.locator("#about").inner_text()
+    assert data.table[i].file in page.locator("#about").inner_text()
     page.get_by_role("button", name="Close").click()
     assert page.locator("#dialog").is_hidden()
     page.mouse.move(5, 5)
@@ -179,12 +179,12 @@ def test_the_map_can_be_used_by_keyboard(visit):
     page = visit(data)
     page.locator("#canvas").focus()
     page.keyboard.press("ArrowRight")
-    assert data.files[0] in page.locator("#tip").inner_text()  # class by class, then by number
+    assert data.table[0].file in page.locator("#tip").inner_text()  # class by class, then by number
     page.keyboard.press("ArrowRight")
-    assert data.files[2] in page.locator("#tip").inner_text()
+    assert data.table[2].file in page.locator("#tip").inner_text()
     page.keyboard.press("ArrowLeft")
     page.keyboard.press("Enter")
-    assert data.files[0] in page.locator("#about").inner_text()
+    assert data.table[0].file in page.locator("#about").inner_text()
     page.keyboard.press("Escape")
     assert page.evaluate("document.activeElement.id") == "canvas"
 
@@ -276,8 +276,9 @@ def test_a_gallery_opens_to_all_its_photos(visit):
     assert card.locator(".photo").count() == 12
     card.get_by_role("button", name="Show all").click()
     files = [photo.get_attribute("title") for photo in card.locator(".photo:visible").all()]
-    rows = [i for i in range(10, 90) if data.predicted[i] == 2]
-    assert files == [data.files[i] for i in sorted(rows, key=lambda i: -round(data.confidence[i], 4))]
+    rows = [i for i in range(10, 90) if data.table[i].predicted == "new-1"]
+    surest = sorted(rows, key=lambda i: -round(data.table[i].confidence, 4))
+    assert files == [data.table[i].file for i in surest]
     card.get_by_role("button", name="Show fewer").click()
     assert card.locator(".photo:visible").count() == 12
 

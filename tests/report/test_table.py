@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -28,7 +29,7 @@ def row(file, closest, kind, confidence=0.5, novelty=2.0, unlike=False, given=No
 def table():
     rows = (
         row("a.jpg", "cat", "seen", 0.91234, -1.5, given="cat", nearest=("x.jpg", "y.jpg")),
-        row("b, c.jpg", "new-1", "new"),
+        replace(row("b, c.jpg", "new-1", "new"), looks_like="lake, 62%", twin_of="a.jpg"),
         row("odd.jpg", "cat", None, 0.75, 3.0, unlike=True, given="dog", nearest=("x.jpg",)),
         PhotoRow.unread("torn.jpg", "is empty"),
     )
@@ -39,10 +40,10 @@ def test_every_kind_of_line(table):
     lines = csv.DictReader(io.StringIO(table.to_csv()))
     assert tuple(lines.fieldnames) == COLUMNS
     assert [tuple(line.values()) for line in lines] == [
-        ("a.jpg", "cat", "seen", "0.9123", "-1.5000", "no", "cat", "x.jpg|y.jpg", ""),
-        ("b, c.jpg", "new-1", "new", "0.5000", "2.0000", "no", "", "", ""),
-        ("odd.jpg", "", "", "0.7500", "3.0000", "yes", "dog", "x.jpg", ""),  # unlike everything: none of these
-        ("torn.jpg", "", "", "", "", "", "", "", "is empty"),  # nothing was measured
+        ("a.jpg", "cat", "seen", "0.9123", "-1.5000", "no", "cat", "x.jpg|y.jpg", "", "", ""),
+        ("b, c.jpg", "new-1", "new", "0.5000", "2.0000", "no", "", "", "lake, 62%", "a.jpg", ""),
+        ("odd.jpg", "", "", "0.7500", "3.0000", "yes", "dog", "x.jpg", "", "", ""),  # unlike everything: none of these
+        ("torn.jpg", "", "", "", "", "", "", "", "", "", "is empty"),  # nothing was measured
     ]
 
 
@@ -58,6 +59,8 @@ def test_json_lines_speak_the_same_words(table):
         "unlike_everything": True,
         "given": "dog",
         "nearest": ["x.jpg"],
+        "looks_like": None,
+        "twin_of": None,
         "error": None,
     }
 
@@ -78,7 +81,7 @@ def test_without_pandas_the_command_is_named(table, monkeypatch):
 
 
 def test_groups_count_unlabeled_photos_that_belong(table):
-    assert table.groups == [Group("cat", "seen", 0), Group("dog", "seen", 0), Group("new-1", "new", 1)]
+    assert table.groups == [Group("cat", "seen", 0), Group("dog", "seen", 0), Group("new-1", "new", 1, "lake, 62%")]
     more = PhotoTable(
         (*table.rows, row("d.jpg", "cat", "seen"), row("e.jpg", "dog", None, unlike=True)), ("cat", "dog"), 2
     )

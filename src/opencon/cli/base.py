@@ -6,12 +6,14 @@ Heavy rooms (torch, scikit-learn) are imported inside the commands, so that --he
 from __future__ import annotations
 
 import ctypes
+import io
 import os
 import signal
 import sys
 import threading
+import time
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -42,6 +44,7 @@ Imports = Annotated[
     typer.Option("--import", metavar="FILE", help="A Python file with methods, encoders, ... of your own; repeatable."),
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the plan and the settings, compute nothing.")]
+EVERY = 10.0  # seconds between two lines of progress; ours: an hour is 360 lines
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
 
 
@@ -60,12 +63,45 @@ def keep_memory() -> None:
                 mallopt(M_TRIM_THRESHOLD, (1 << 31) - 1)
 
 
+def print_anything() -> None:
+    """Let both streams print what the terminal cannot show, as escapes: a file name may hold bytes that are no text."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def is_out_of_memory(err: BaseException) -> bool:
+    """Whether Python, or torch on either device, has found no memory. torch reports it as RuntimeError on a CPU."""
+    words = ("can't allocate memory", "out of memory", "not enough memory", "Storage size calculation overflowed")
+    return isinstance(err, MemoryError) or any(word in str(err) for word in words)
+
+
 @app.callback(invoke_without_command=True)
 def options(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
     """Open-world contrastive learning: recognize the classes you named, discover the ones you did not."""
     if version:
         console.print(f"opencon {__version__}")
         raise typer.Exit
+
+
+class Lines:
+    """Progress where the output is no terminal: a line now and then, none for what is quick."""
+
+    def __init__(self, say: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
+        self.say, self.clock = say, clock
+        self.began: dict[str, float] = {}
+        self.said: dict[str, float] = {}
+
+    def update(self, stage: str, done: int, total: int, note: str = "") -> None:
+        """So many of all are done; said if the last line is ten seconds old, or if it was the last part."""
+        now = self.clock()
+        began = self.began.setdefault(stage, now)
+        last = self.said.get(stage)
+        if now - (began if last is None else last) < EVERY and (last is None or done < total):
+            return
+        self.said[stage] = now
+        left = f", about {(now - began) * (total - done) / done:,.0f} s left" if 0 < done < total else ""
+        self.say(f"{stage}: {done:,} of {total:,}, {now - began:,.0f} s{left}{note and f'; {note}'}")
 
 
 def import_plugins(files: Iterable[Path] | None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,6 +19,7 @@ from opencon.cli.base import (
     Device,
     DryRun,
     Imports,
+    Lines,
     app,
     console,
     errors,
@@ -31,6 +33,7 @@ from opencon.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from opencon.photos.discover import Discovery
+    from opencon.photos.names import GuessedNames
 
 CACHE = Path("~/.cache/opencon/features")
 MOST_PROBLEMS = 10  # unreadable photos that are named one by one
@@ -43,7 +46,9 @@ Folder = Annotated[
     ),
 ]
 Labeled = Annotated[Path | None, typer.Option("--labeled", help="A folder with one sub-folder per class.")]
-Unlabeled = Annotated[Path | None, typer.Option("--unlabeled", help="A folder with the other photos.")]
+Unlabeled = Annotated[
+    Path | None, typer.Option("--unlabeled", help="A folder with the other photos; alone: no photo is labeled.")
+]
 Labels = Annotated[
     Path | None,
     typer.Option("--labels", help="A table path,label (CSV, TSV, JSON lines) for PHOTOS; an empty label is none."),
@@ -58,6 +63,10 @@ Size = Annotated[
     int | None, typer.Option("--size", help="Side in pixels at which the encoder sees a photo; default: 224, or 128.")
 ]
 Views = Annotated[int | None, typer.Option("--views", help="Random views of each photo for the steps; default: 4.")]
+MaxClasses = Annotated[
+    int | None,
+    typer.Option("--max-classes", help="The most classes and groups; default: 100, or twice those you named."),
+]
 Seed = Annotated[int, typer.Option("--seed", help="Seed of everything random.")]
 Cache = Annotated[Path, typer.Option("--cache", help="Where features are kept for the next time.")]
 NoCache = Annotated[bool, typer.Option("--no-cache", help="Neither keep features nor use kept ones.")]
@@ -71,7 +80,10 @@ def discover(
     labels: Labels = None,
     manifest: Manifest = None,
     out: Annotated[Path, typer.Option("--out", help="Folder for the results.")] = Path("runs/discover"),
-    novel: Annotated[str, typer.Option("--novel", help="How many new groups: auto, or a number.")] = "auto",
+    novel: Annotated[
+        str, typer.Option("--novel", help="How many new groups: auto, a number, or a range, 3-8.")
+    ] = "auto",
+    max_classes: MaxClasses = None,
     encoder: Encoder = "efficientnet_lite0",
     size: Size = None,
     steps: Annotated[int, typer.Option("--steps", help="Train a head on the features first; gains little.")] = 0,
@@ -87,7 +99,8 @@ def discover(
 ) -> None:
     """Sort photos into the classes you named, and discover new groups among the rest.
 
-    Label a few photos (one folder per class, or a table), give the rest, and look at report.html.
+    Label a few photos (one folder per class, or a table), give the rest, and look at report.html. Without any label
+    (--unlabeled alone), it says what groups there are.
     """
     from opencon.api import discover_config
     from opencon.photos.discover import discover_photos, prepare
@@ -98,6 +111,7 @@ def discover(
     photos = find_photos(folder, labeled=labeled, unlabeled=unlabeled, labels=labels, manifest=manifest)
     config = discover_config(
         novel=novel,
+        max_classes=max_classes,
         encoder=encoder,
         size=size,
         steps=steps,
@@ -110,10 +124,12 @@ def discover(
     true_classes = read_truth(truth) if truth is not None else None
     where = pick_device(device)
     prepared = prepare(photos, config, where)
-    show_plan({**prepared.plan(), "device": str(where), "folder": str(out)})
+    cache_folder = None if no_cache else cache.expanduser()
+    with resumable(on_return(no_cache)), quiet_warnings():
+        plan = prepared.plan(None if dry_run else cache_folder)  # what is looked at for the plan is kept
+    show_plan({**plan, "device": str(where), "folder": str(out)})
     if dry_run:
         return
-    cache_folder = None if no_cache else cache.expanduser()
     with resumable(on_return(no_cache)), quiet_warnings(), bars() as progress:
         result = discover_photos(prepared, out, cache=cache_folder, truth=true_classes, progress=progress)
     show_discovery(result, config.fit.num_novel)
@@ -128,7 +144,8 @@ def show_discovery(result: Discovery, num_asked: int | None) -> None:
     """Where the photos went, how many classes there are, and what went wrong."""
     table = Table("", "photos", "", title="Where the unlabeled photos went", title_justify="left")
     for group in result.groups:
-        table.add_row(group.name, f"{group.size:,}", "new group" if group.kind == "new" else "you named it")
+        guess = f", looks like: {group.looks_like} (a guess)" if group.looks_like else ""
+        table.add_row(group.name, f"{group.size:,}", f"new group{guess}" if group.kind == "new" else "you named it")
     console.print(table)
     console.print(f"{result.headline}.", soft_wrap=True)
     if result.count is not None:
@@ -138,9 +155,12 @@ def show_discovery(result: Discovery, num_asked: int | None) -> None:
         console.print(f"{num_asked} new groups were asked for; {new} stood apart.")
     if result.table.num_unlike_everything:
         console.print("The column unlike_everything in assignments.csv marks photos that resemble nothing else.")
+    if twins := result.table.num_twins:
+        are = "photo is" if twins == 1 else "photos are"
+        console.print(f"{twins:,} {are} nearly the same as another, and counted once: column twin_of.")
     if "all" in result.record:
         r = result.record
-        scores = ", ".join(f"{key} {r[key]:.1%}" for key in ("all", "novel", "seen"))
+        scores = ", ".join(f"{key} {r[key]:.1%}" for key in ("all", "novel", "seen") if not math.isnan(r[key]))
         on = f"protocol {r['protocol']}, {r['num_images']:,} unlabeled photos"
         console.print(f"Accuracy ({on}): {scores}", soft_wrap=True)
     unread = result.table.unreadable
@@ -161,6 +181,9 @@ def predict(
     run_folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a discovery, or an exported one.")],
     images: Annotated[list[Path], typer.Argument(metavar="IMAGES...", help="Photos, or folders of photos.")],
     csv_file: Annotated[Path | None, typer.Option("--csv", help="Write a CSV file instead of JSON lines.")] = None,
+    false_alarms: Annotated[
+        float, typer.Option("--false-alarms", help="Share of known things that may be called unlike everything.")
+    ] = 0.05,
     device: Device = "auto",
     imports: Imports = None,
 ) -> None:
@@ -181,7 +204,11 @@ def predict(
     model = OpenConModel.from_pretrained(run_folder, device=pick_device(device))
     with resumable("Run it again."), quiet_warnings(), bars() as progress:
         rows = []
-        for row in model.predict_each(images, progress=lambda done, total: progress("looking", done, total)):
+
+        def looking(done: int, total: int) -> None:
+            progress("looking", done, total)
+
+        for row in model.predict_each(images, false_alarms=false_alarms, progress=looking):
             rows.append(row)
             if csv_file is None:
                 sys.stdout.write(json.dumps(row.record()) + "\n")
@@ -197,12 +224,24 @@ def predict(
 @app.command(short_help="Give new groups the names you chose.")
 def name(
     run_folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a discovery.")],
-    names: Annotated[Path, typer.Argument(metavar="NAMES", help="A table group,name, as the report writes it.")],
+    names: Annotated[
+        Path | None, typer.Argument(metavar="[NAMES]", help="A table group,name, as the report writes it.")
+    ] = None,
+    guesses: Annotated[bool, typer.Option("--guesses", help="Take what each group looks like, with a '?'.")] = False,
 ) -> None:
-    """Give new groups the names you chose: `predict` and `export` use them from now on."""
-    from opencon.photos.names import rename_from_table
+    """Give new groups the names you chose: `predict` and `export` use them from now on.
 
-    changed, together = rename_from_table(run_folder, names)
+    Without a table, each group is asked for, with what it looks like as the default.
+    """
+    from opencon.photos.names import guessed_names, rename_from_table, rename_groups
+
+    if guesses and names is not None:
+        raise ConfigError("--guesses takes the names from the model. Leave out the table, or --guesses.")
+    if names is not None:
+        changed, together = rename_from_table(run_folder, names)
+    else:
+        found = guessed_names(run_folder)
+        changed, together = rename_groups(run_folder, found.marked if guesses else ask_names(found))
     for old, new in changed.items():
         console.print(f"{old} is now {new}", soft_wrap=True)
     if not changed:
@@ -211,6 +250,22 @@ def name(
     for name_of_several in together:
         console.print(f"{name_of_several}: several groups of this name, which count as one", soft_wrap=True)
     console.print("The names hold for assignments.csv, predict and export; the page keeps its old names.")
+
+
+def ask_names(found: GuessedNames) -> dict[str, str]:
+    """Ask for a name for each new group; an empty answer takes the guess, or leaves the group as it is."""
+    if not sys.stdin.isatty():
+        raise ConfigError(
+            "give a table group,name, as the report writes it; or --guesses, which takes what groups look like."
+        )
+    chosen = {}
+    for group, size, guess in found.groups:
+        hint = f"looks like: {guess} (a guess)" if guess else "no guess"
+        default = guess.name if guess else group
+        answer = typer.prompt(f"{printable_text(group)}, {size:,} photos, {hint}. Name", default=default, err=True)
+        if answer.strip() != group:
+            chosen[group] = answer.strip()
+    return chosen
 
 
 @app.command(short_help="How many classes are in there?")
@@ -226,7 +281,10 @@ def count(
     device: Device = "auto",
     cache: Cache = CACHE,
     no_cache: NoCache = False,
-    by: Annotated[str, typer.Option("--by", help="How: tree (ours), or as in the papers: gcd, dtc.")] = "tree",
+    by: Annotated[
+        str, typer.Option("--by", help="How: engine (as discover does), tree, or as in the papers: gcd, dtc.")
+    ] = "engine",
+    max_classes: MaxClasses = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     imports: Imports = None,
 ) -> None:
@@ -242,6 +300,7 @@ def count(
             labels=labels,
             manifest=manifest,
             by=by,
+            max_classes=max_classes,
             encoder=encoder,
             size=size,
             seed=seed,
@@ -298,7 +357,15 @@ def on_return(no_cache: bool) -> str:
 
 @contextmanager
 def bars() -> Iterator[Any]:
-    """A progress bar for each stage, in turn."""
+    """A progress bar for each stage, in turn; lines where there is no terminal."""
+    if not errors.is_terminal:
+        lines = Lines(lambda line: errors.print(line))
+
+        def say(stage: str, done: int, total: int) -> None:
+            lines.update(BARS.get(stage, stage), done, total)
+
+        yield say
+        return
     columns = (
         TextColumn("{task.description:>18}"),
         BarColumn(bar_width=28),

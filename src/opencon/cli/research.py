@@ -18,6 +18,7 @@ from opencon.cli.base import (
     Device,
     DryRun,
     Imports,
+    Lines,
     app,
     console,
     errors,
@@ -338,16 +339,22 @@ def run(config: RunConfig, out: Path, device: str, download: bool, watchers: lis
     from opencon.experiments.plan import plan
     from opencon.experiments.train import train as train_run
     from opencon.runtime import pick_device
+    from opencon.training.ranks import joined, num_ranks, rank
 
-    where = pick_device(device)
-    show_plan({**plan(config, download=download), "device": str(where), "folder": str(out)})
-    if dry_run:
-        console.print_json(json.dumps(to_dict(config)))
-        return
-    with resumable(), progress_bar() as callbacks:
-        result = train_run(config, out, where, callbacks=callbacks, watchers=watchers, download=download)
-    console.print(result_table(result, title=str(out)))
-    console.print(f"Measure it again, or in another way: opencon evaluate {out}", soft_wrap=True)
+    with joined(pick_device(device)) as where:  # several processes, if torchrun has started them
+        console.quiet = rank() > 0
+        shown = {"device": str(where), "folder": str(out)}
+        if num_ranks() > 1:
+            shown["ranks"] = f"{num_ranks()} processes, each with its share of every batch of {config.train.batch_size}"
+        show_plan({**plan(config, download=download), **shown})
+        if dry_run:
+            console.print_json(json.dumps(to_dict(config)))
+            return
+        own = watchers if rank() == 0 else ()
+        with resumable(), progress_bar() as callbacks:
+            result = train_run(config, out, where, callbacks=callbacks, watchers=own, download=download)
+        console.print(result_table(result, title=str(out)))
+        console.print(f"Measure it again, or in another way: opencon evaluate {out}", soft_wrap=True)
 
 
 @contextmanager
@@ -366,11 +373,12 @@ def progress_bar() -> Iterator[Any]:
     )
     with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task("training", total=None, epoch=0, epochs="?", note="")
-        shape = {"first": 0, "steps": 1}
+        shape = {"first": 0, "steps": 1, "epochs": 0}
+        lines = Lines(lambda line: errors.print(line))
         latest: dict[str, str] = {}
 
         def started(first: int, epochs: int, steps: int) -> None:
-            shape.update(first=first, steps=steps)
+            shape.update(first=first, steps=steps, epochs=epochs)
             progress.update(task, total=(epochs - first) * steps, epoch=first, epochs=epochs)
 
         def stepped(epoch: int, steps: int) -> None:
@@ -390,6 +398,10 @@ def progress_bar() -> Iterator[Any]:
             epoch = record["epoch"] + 1
             done = (epoch - shape["first"]) * shape["steps"]
             progress.update(task, completed=done, epoch=epoch, note="  ".join(latest.values()))
+            if not console.is_terminal:
+                lines.update(
+                    "epochs", epoch - shape["first"], shape["epochs"] - shape["first"], "  ".join(latest.values())
+                )
 
         def say(text: str) -> None:
             console.print(text, soft_wrap=True)

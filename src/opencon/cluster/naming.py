@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from opencon.cluster.kmeans import kmeans
@@ -33,6 +32,8 @@ def cluster_and_name(z: Tensor, labels: Tensor, *, num_clusters: int, num_seen: 
 
 def name_clusters(clusters: Tensor, labels: Tensor, *, num_clusters: int, num_seen: int) -> Tensor:
     """(M,) the class of each row, by the one-to-one naming of clusters that gets the most labeled rows right."""
+    from scipy.optimize import linear_sum_assignment  # late: slow to import
+
     is_labeled = labels >= 0
     counts = np.zeros((num_seen, num_clusters), dtype=np.int64)
     np.add.at(counts, (labels[is_labeled].numpy(), clusters[is_labeled].numpy()), 1)

@@ -6,14 +6,14 @@ An unknown key or a value of the wrong type is a `ConfigError` that names the ke
 from __future__ import annotations
 
 import dataclasses
-import json
 import types
 import typing
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal, TypeVar, Union
 
 from opencon.config.sections import MethodConfig, RunConfig
-from opencon.errors import ConfigError, require
+from opencon.errors import ConfigError, require, shown
+from opencon.files import parse_json
 from opencon.registry import did_you_mean
 
 C = TypeVar("C")
@@ -128,8 +128,8 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any], at: str = "") ->
 
 def _parse(text: str) -> Any:
     try:
-        return json.loads(text)
-    except json.JSONDecodeError:
+        return parse_json(text)
+    except ValueError:
         return None if text in ("None", "none") else {"True": True, "False": False}.get(text, text)
 
 
@@ -147,31 +147,31 @@ def _convert(value: Any, hint: Any, at: str) -> Any:
                 continue
         return _convert(value, options[-1], at)
     if origin is Literal:
-        require(value in args, f"{at} = {value!r} must be one of {', '.join(map(repr, args))}.")
+        require(value in args, f"{at} = {shown(value)} must be one of {', '.join(map(repr, args))}.")
         return value
     if origin is tuple:
         if args[0] is str:  # names, which may be numbers, too
             if isinstance(value, (str, int)):
                 value = [part.strip() for part in str(value).split(",") if part.strip()]
-            value = [str(part) if type(part) is int else part for part in value]
-        if args[0] is str:  # names, which may be numbers, too
-            if isinstance(value, (str, int)):
-                value = [part.strip() for part in str(value).split(",") if part.strip()]
-            value = [str(part) if type(part) is int else part for part in value]
+            if isinstance(value, (list, tuple)):
+                value = [str(part) if type(part) is int else part for part in value]
         if isinstance(value, str):
             value = [_parse(part.strip()) for part in value.strip("()[] ").split(",") if part.strip()]
-        require(isinstance(value, (list, tuple)), f"{at} = {value!r} must be a list.")
+        require(isinstance(value, (list, tuple)), f"{at} = {shown(value)} must be a list.")
         if args[-1] is Ellipsis:
             named = dataclasses.is_dataclass(args[0])  # a list of sections: each goes by its number
             return tuple(_convert(v, args[0], f"{at}.{i}" if named else at) for i, v in enumerate(value))
-        require(len(value) == len(args), f"{at} = {value!r} must have {len(args)} values.")
+        require(len(value) == len(args), f"{at} = {shown(value)} must have {len(args)} values.")
         return tuple(_convert(v, a, at) for v, a in zip(value, args, strict=True))
     if dataclasses.is_dataclass(hint):
-        require(isinstance(value, Mapping), f"{at} = {value!r} must be a section with settings of its own.")
+        require(isinstance(value, Mapping), f"{at} = {shown(value)} must be a section with settings of its own.")
         return from_dict(typing.cast("type[Any]", hint), value, at=at + ".")
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError as err:
+            raise ConfigError(f"{at} = {shown(value)} is larger than any number here can be.") from err
     if isinstance(value, hint) and not (isinstance(value, bool) and hint is not bool):
         return value
     names = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
-    raise ConfigError(f"{at} = {value!r} must be {names.get(hint, hint)}.")
+    raise ConfigError(f"{at} = {shown(value)} must be {names.get(hint, hint)}.")

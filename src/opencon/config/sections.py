@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field, fields, is_dataclass
+from typing import Any, ClassVar, Literal
 
-from opencon.errors import require
+from opencon.errors import require, require_seed, shown
 
 Protocol = Literal["orca", "gcd"]
 EvaluationSet = Literal["unlabeled", "test"]
 Precision = Literal["fp32", "bf16", "fp16"]
 FrozenNorm = Literal["batch", "running", "measured"]
+
+LARGEST_SIDE = 8192  # pixels of a stored image or a view, ours: a batch of one such image is 0.2 GB
+SIDES = f"between 8 and {LARGEST_SIDE:,} pixels"  # for messages
+LARGEST_LAYER = 1 << 16  # numbers in a layer of the head, ours: ten times the widest that any paper here has
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +36,7 @@ class DataConfig:
 
     def __post_init__(self) -> None:
         size, gb = self.image_size, self.memory_gb
-        require(size is None or size >= 8, f"data.image_size = {size} must be at least 8 pixels.")
+        require(size is None or 8 <= size <= LARGEST_SIDE, f"data.image_size = {shown(size)} must lie {SIDES}.")
         require(gb is None or 0 <= gb < float("inf"), f"data.memory_gb = {gb} must be a number of GB, 0 or more.")
         for key, names in (("unlabeled", ("folder",)), ("truth", ("folder",)), ("test", ("folder", "list"))):
             value = getattr(self, key)
@@ -77,7 +83,8 @@ class SplitConfig:
             f"split.labeled_ratio = {self.labeled_ratio} must lie strictly between 0 and 1: at 0 nothing is labeled, "
             f"at 1 no image of a seen class is left among the unlabeled.",
         )
-        require(self.seed >= 0, f"split.seed = {self.seed} must not be negative.")
+        # NumPy's generator, which draws the released splits, takes no more.
+        require(0 <= self.seed < 2**32, f"split.seed = {shown(self.seed)} must be a whole number from 0 to 2^32 - 1.")
 
     @property
     def known_classes(self) -> int | None:
@@ -117,7 +124,8 @@ class AugmentConfig:
         for name in ("flip_p", "jitter_p", "gray_p", "blur_p", "mix_p"):
             p = getattr(self, name)
             require(0.0 <= p <= 1.0, f"{at}.{name} = {p} must lie between 0 and 1.")
-        require(self.size is None or self.size >= 8, f"{at}.size = {self.size} must be at least 8 pixels.")
+        size = self.size
+        require(size is None or 8 <= size <= LARGEST_SIDE, f"{at}.size = {shown(size)} must lie {SIDES}.")
         low, high = self.crop_scale or (1.0, 1.0)
         require(0.0 < low <= high <= 1.0, f"{at}.crop_scale = {self.crop_scale} must satisfy 0 < low <= high <= 1.")
         for name in ("crop_ratio", "blur_sigma", "zoom"):
@@ -174,7 +182,12 @@ class EncoderConfig:
     def __post_init__(self) -> None:
         require(len(self.mean) == len(self.std), f"encoder.mean has {len(self.mean)} values, std {len(self.std)}.")
         require(all(s > 0 for s in self.std), f"encoder.std = {self.std} must be above zero.")
-        require(self.head_dim >= 2, f"encoder.head_dim = {self.head_dim} must be at least 2.")
+        most, dim, hidden = LARGEST_LAYER, self.head_dim, self.head_hidden
+        require(2 <= dim <= most, f"encoder.head_dim = {shown(dim)} must lie between 2 and {most:,}.")
+        require(
+            hidden is None or 1 <= hidden <= most,
+            f"encoder.head_hidden = {shown(hidden)} must lie between 1 and {most:,}, or be none: as wide as the features.",
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -251,6 +264,7 @@ class TrainConfig:
     compile: bool = False  # torch.compile for encoder, losses, and views that have no kernel
     capture: bool = True  # on a GPU: record the step once as a CUDA graph and replay it
     kernels: bool = True  # on a GPU: Triton kernels for small views, a learning ResNet, prototypes (capture needs them)
+    sync_norms: bool = True  # under torchrun: batch norms see the whole batch; false: each rank its own share of it
     seed: int = 0
     log_every: int = 50  # steps between two checks of the loss (each makes the host wait)
     save_seconds: float = 30.0  # at most this much work is lost to a kill -9; Ctrl-C loses none but the epoch
@@ -258,8 +272,9 @@ class TrainConfig:
     def __post_init__(self) -> None:
         for name in ("batch_size", "log_every"):
             require(getattr(self, name) >= 1, f"train.{name} = {getattr(self, name)} must be at least 1.")
-        for name in ("epochs", "lr_end", "momentum", "weight_decay", "warmup_epochs", "seed", "save_seconds"):
+        for name in ("epochs", "lr_end", "momentum", "weight_decay", "warmup_epochs", "save_seconds"):
             require(getattr(self, name) >= 0, f"train.{name} = {getattr(self, name)} must not be negative.")
+        require_seed(self.seed, "train.seed")
         require(self.lr > 0, f"train.lr = {self.lr} must be above zero.")
         require(self.lr_end <= self.lr, f"train.lr_end = {self.lr_end} must not be above train.lr = {self.lr}.")
         require(self.momentum < 1, f"train.momentum = {self.momentum} must be below 1.")
@@ -320,6 +335,8 @@ class RunConfig:
     eval: EvalConfig = field(default_factory=EvalConfig)
 
     def __post_init__(self) -> None:
+        for key, value in _numbers(self, ""):
+            require(math.isfinite(value), f"{key} = {value} must be a finite number.")
         self._check_views()
         first, second = self.augment.size, self.strong.size if self.strong is not None else self.augment.size
         require(first == second, f"strong.size = {second} must be augment.size = {first}: both views are of one size.")
@@ -350,3 +367,15 @@ class RunConfig:
 
 def _in_words(number: int | None) -> str:
     return {1: "one", 2: "two", 3: "three"}.get(number or 0, str(number))
+
+
+def _numbers(value: Any, at: str) -> Iterator[tuple[str, float]]:
+    """Every floating point number in nested settings, with its dotted key."""
+    if isinstance(value, float):
+        yield at, value
+    elif isinstance(value, tuple):
+        for i, inner in enumerate(value):
+            yield from _numbers(inner, f"{at}.{i}" if is_dataclass(inner) else at)
+    elif is_dataclass(value):
+        for f in fields(value):
+            yield from _numbers(getattr(value, f.name), f"{at}.{f.name}".lstrip("."))

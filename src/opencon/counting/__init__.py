@@ -1,11 +1,13 @@
 """How many classes are there? Every way to count has one interface: rows and some labels in, a `CountEstimate` out.
 
-    tree  ours, and the default everywhere (`tree.estimate_classes`)
+    tree  ours: one tree of groups for every number (`tree.estimate_classes`)
     gcd   as GCD counts: the k whose k-means groups fit the labeled rows best (`gcd.count_by_accuracy`)
     dtc   as DTC counts: seen classes are hidden, to see at which k they are found again (`dtc.count_by_probes`)
 
 OpenCon's 124 classes for CIFAR-100 are DTC's estimate, which came by way of ORCA. What its footnote describes (cluster all
 rows, take the number by which labeled rows are clustered best) is what `gcd` does.
+
+The default everywhere, `engine`, also says which rows are whose, and joins these in `openworld.engine`.
 
 `gcd` and `dtc` are here for comparison. Both look at the seen classes, and both papers assume that novel classes resemble
 them.

@@ -15,7 +15,6 @@ import math
 
 import numpy as np
 import torch
-from sklearn.metrics import silhouette_score
 from torch import Tensor
 
 from opencon.cluster.kmeans import kmeans
@@ -116,6 +115,8 @@ class Apart:
 
     def silhouette(self, group: Ints) -> float:
         """Mean over rows of (b - a) / max(a, b); 0 where all are one group, or each is its own."""
+        from sklearn.metrics import silhouette_score  # late: slow to import
+
         own = group[self.rows]
         if not 2 <= len(np.unique(own)) < len(own):
             return 0.0

@@ -11,7 +11,6 @@ import math
 
 import torch
 import torch.nn.functional as F
-from scipy.optimize import minimize_scalar
 from torch import Tensor
 
 from opencon.cluster.kmeans import kmeans
@@ -51,6 +50,8 @@ def count_by_accuracy(
     low and high span the tried k whose share is within one standard error, sqrt(p (1 - p) / labeled rows), of the best
     (ours).
     """
+    from scipy.optimize import minimize_scalar  # late: slow to import
+
     easy = answer_without_choice(x, labels, num_seen, max_classes, "gcd", at_least=1)
     if easy is not None:
         return easy

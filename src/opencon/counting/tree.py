@@ -32,7 +32,6 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
-from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from opencon.cluster.kmeans import kmeans
@@ -294,6 +293,8 @@ def silhouette(grains: Grains, group: Ints, num_groups: int) -> float:
 
 def labeled_share(labeled: Floats, group: Ints, num_groups: int) -> float:
     """Share of the labeled rows that the best one-to-one naming of groups by seen classes gets right; 0 without labels."""
+    from scipy.optimize import linear_sum_assignment  # late: slow to import
+
     shared = _one_hot(group, num_groups) @ labeled  # (K, S)
     rows, columns = linear_sum_assignment(shared, maximize=True)
     return float(shared[rows, columns].sum() / max(labeled.sum(), 1))

@@ -132,9 +132,10 @@ class Augment:
         """The views that `params` describe: uint8 (B, channels, H, W) -> float32 (B, channels, S, S) in [0, 1]."""
         assert images.dtype == torch.uint8, f"images are uint8, not {images.dtype}"
         assert images.shape[1] == self.channels, f"images have {images.shape[1]} channels, not {self.channels}"
-        if self.has_kernel(images, params):
-            return self.randomized(self.by_kernel(images, params), params)
-        return self.plain(images, params)
+        x = (self.by_kernel if self.has_kernel(images, params) else self.plain)(images, params)
+        if params.rand_operations is None or params.rand_signs is None:
+            return x
+        return rand_augment(x, params.rand_operations, params.rand_signs, self.config.rand_magnitude)
 
     def by_kernel(self, images: Tensor, params: ViewParams) -> Tensor:
         """`apply` but for RandAugment in one Triton kernel, where `has_kernel` says so."""
@@ -146,7 +147,7 @@ class Augment:
         return views_kernel(images, p.box, self.image_size, self.operations, p.factors, p.turns, **is_on)
 
     def plain(self, images: Tensor, params: ViewParams) -> Tensor:
-        """`apply` on any device, for any settings: every image gets every operation, and keeps those that are due."""
+        """The same on any device, for any settings: every image gets every operation, and keeps those that are due."""
         p, size = params, self.image_size
         if p.box is not None:
             x = resized_crop(images, p.box, size, p.is_flipped)
@@ -162,13 +163,7 @@ class Augment:
             x = choose(p.is_gray, to_gray(x), x)
         if p.is_blurred is not None and p.sigma is not None:
             x = choose(p.is_blurred, blur(x, p.sigma), x)
-        return self.randomized(x, params)
-
-    def randomized(self, x: Tensor, params: ViewParams) -> Tensor:
-        """RandAugment, where the settings ask for it."""
-        if params.rand_operations is None or params.rand_signs is None:
-            return x
-        return rand_augment(x, params.rand_operations, params.rand_signs, self.config.rand_magnitude)
+        return x
 
 
 @dataclass(frozen=True)
@@ -193,10 +188,9 @@ def build_views(config: RunConfig, *, image_size: int, channels: int) -> tuple[l
         augment = AUGMENTATIONS[kind.name].build(kind, image_size=kind.size or full, channels=channels)
         if isinstance(augment, Augment):
             augment.kernels = config.train.kernels
+            # RandAugment stays as it is: compiled for a CPU, by torch 2.13, it took the sign of another operation.
             if config.train.compile:
                 augment.plain = torch.compile(augment.plain)  # type: ignore[method-assign]
-                if kind.rand_ops > 0:
-                    augment.randomized = torch.compile(augment.randomized)  # type: ignore[method-assign]
         return augment
 
     first = made(config.augment)

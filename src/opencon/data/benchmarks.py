@@ -278,7 +278,8 @@ def _read_archive(archive: Path, files: CifarFiles) -> dict[str, bytes]:
     try:
         with tarfile.open(archive, "r:gz") as tar:
             for member in tar:
-                file = tar.extractfile(member) if member.name in wanted else None
+                # A link in place of a file could lead anywhere, or in a circle.
+                file = tar.extractfile(member) if member.name in wanted and member.isreg() else None
                 if file is not None:
                     content[wanted[member.name]] = file.read()
     except (tarfile.TarError, EOFError, zlib.error, OSError) as err:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from opencon.data.listings import Listing, find_images, printable
 from opencon.errors import DataError
+from opencon.files import read_file
 
 # --- lists ------------------------------------------------------------------------------------------------------------
 
@@ -133,7 +134,7 @@ class Layout:
     def lines(self, path: Path) -> list[str]:
         """The lines of a text file, without white space around them and without empty ones at the end."""
         try:
-            return [line.strip() for line in path.read_text(encoding="utf-8").rstrip().splitlines()]
+            return [line.strip() for line in read_file(path).decode("utf-8").rstrip().splitlines()]
         except (OSError, UnicodeDecodeError) as err:
             raise self.error(f"{printable(path)} cannot be read as text ({err}).") from err
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from opencon.data.listings import Listing, printable
 from opencon.data.tables import LABEL_COLUMNS, PATH_COLUMNS, bad_line, read_table, rows_below_header
 from opencon.errors import DataError
+from opencon.files import read_file
 from opencon.registry import did_you_mean
 
 TRUTH: dict[str, tuple[str, ...]] = {"truth": ("truth",)}  # a column of classes to measure with
@@ -111,7 +112,8 @@ def true_classes(table: str | Path) -> dict[str, str]:
 def _read_rows(source: Path) -> tuple[list[str], list[Row]]:
     """The declared classes, and every row."""
     try:
-        lines = source.read_text("utf-8-sig").split("\n")
+        text = read_file(source).decode("utf-8-sig")
+        lines = text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
     except FileNotFoundError as err:
         raise DataError(
             f"there is no list file {printable(source)}. Give a file with one image and its class a line."
@@ -176,7 +178,7 @@ def _number_classes(
             hint = did_you_mean(label, names)
             raise DataError(f"{printable(source)}, line {line}: class {label!r} is not among those declared.{hint}")
         _refuse_empty(source, (name for name in names if name not in used), len(names) - len(used))
-    elif all(re.fullmatch(r"-?[0-9]+", label) for label in used):
+    elif all(re.fullmatch(r"-?[0-9]{1,18}", label) for label in used):  # more digits would not fit into 64 bits
         negative = next((line for line, label in labels if int(label) < 0), None)
         if negative is not None:
             raise DataError(f"{printable(source)}, line {negative}: a class number must not be negative. Count from 0.")

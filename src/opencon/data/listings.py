@@ -12,9 +12,10 @@ from pathlib import Path
 
 from opencon.errors import DataError
 
-IMAGE_SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"})
+HEIC_SUFFIXES = frozenset({".heic", ".heif"})  # of phones; decoding them is an extra
+IMAGE_SUFFIXES = HEIC_SUFFIXES | {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
 # Photos in other formats: they are listed, so that we report them as unreadable instead of skipping them silently.
-OTHER_SUFFIXES = frozenset({".arw", ".avif", ".cr2", ".cr3", ".dng", ".heic", ".heif", ".nef", ".orf", ".raf", ".rw2"})
+OTHER_SUFFIXES = frozenset({".arw", ".avif", ".cr2", ".cr3", ".dng", ".nef", ".orf", ".raf", ".rw2"})
 PART_NAMES = frozenset({"test", "train", "training", "val", "valid", "validation"})  # folders that are never classes
 
 

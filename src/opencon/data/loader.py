@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from opencon.data.mixing import Mix, Mixer
+from opencon.data.shares import Share, Sharing
 from opencon.data.streaming import Images
 from opencon.runtime import generator
 
@@ -52,7 +53,8 @@ class Batch:
     Letters: B images, V views.
     """
 
-    views: tuple[Tensor, ...]  # V tensors (B, channels, H, W) in [0, 1]: the same images, augmented V times
+    # V tensors (B, channels, H, W) in [0, 1]: the same images, augmented V times; with several ranks, their `Share`s
+    views: tuple[Tensor, ...]
     labels: Tensor  # (B,) class of a labeled image, -1 for an unlabeled one
     num_labeled: int  # how many rows, the first ones, are labeled: hot code can slice instead of mask
     rows: Tensor  # (B,) index of each image in the set, for methods that keep something about every image
@@ -61,6 +63,8 @@ class Batch:
 
 class TwoStreamLoader:
     """Batches of `num_labeled` labeled and `num_unlabeled` unlabeled images, one view by each of V augmentations.
+
+    With several ranks, the batches are the same as with one. A rank reads and augments its own share of each (`shares`).
 
     One epoch is one pass over the labeled images (over the unlabeled ones if none is labeled); the other stream is cycled,
     reshuffled at every pass; incomplete batches are dropped. Everything random comes from (seed, epoch), so epoch 17 is
@@ -75,13 +79,17 @@ class TwoStreamLoader:
         batch_shares: tuple[int, int],
         augments: tuple[Augmentation, ...],
         seed: int,
+        rank: int = 0,
+        num_ranks: int = 1,
         mixers: tuple[Mixer | None, ...] = (),
     ) -> None:
+        self.sharing = Sharing(rank, num_ranks, batch_shares[0], sum(batch_shares)) if num_ranks > 1 else None
         self.images = images  # (M, channels, H, W) uint8
         self.labels = labels  # (M,)
         self.num_labeled, self.num_unlabeled = batch_shares
         # Streamed images are copied here before each step, always to the same address, which a recorded step reads.
-        self.buffer = torch.empty(0) if isinstance(images, Tensor) else images.buffer(sum(batch_shares))
+        num_own = self.sharing.num_own if self.sharing is not None and not any(mixers) else sum(batch_shares)
+        self.buffer = torch.empty(0) if isinstance(images, Tensor) else images.buffer(num_own)
         self.augments = augments  # V
         self.mixers = mixers if any(mixers) else ()  # V, or none at all
         self.seed = seed
@@ -122,6 +130,8 @@ class TwoStreamLoader:
             yield from range(self.num_steps)
             return
         rows = draws.rows.cpu().unbind()  # host sync, once an epoch
+        if self.sharing is not None and not self.mixers:
+            rows = tuple(map(self.sharing.own, rows))
         with closing(self.images.batches(rows, self.buffer)) as batches:
             for step, _ in enumerate(batches):
                 yield step
@@ -129,24 +139,31 @@ class TwoStreamLoader:
     def batch(self, draws: Draws, step: Tensor) -> Batch:
         """The batch of one step; `step` is a tensor (1,), so that a captured graph can count it up."""
         now = tree_map(lambda t: t.index_select(0, step)[0], draws)
-        images = self.images[now.rows] if isinstance(self.images, Tensor) else self.buffer
-        pairs = zip(self.augments, now.params, strict=True)
-        views = tuple(augment.apply(images, params) for augment, params in pairs)
-        known = self.labels[now.rows], self.num_labeled, now.rows
-        if not self.mixers:
-            return Batch(views, *known)
-        mixed = [
-            (view, None) if mixer is None else mixer.apply(view, params)
-            for view, mixer, params in zip(views, self.mixers, now.mixes, strict=True)
-        ]
-        return Batch(tuple(view for view, _ in mixed), *known, mixes=tuple(mix for _, mix in mixed))
+        # A partner to mix with may belong to another rank: then each rank makes all views, and takes its own rows of them.
+        part = self.sharing if not self.mixers else None
+        own = tree_map(part.own, now) if part is not None else now
+        images = self.images[own.rows] if isinstance(self.images, Tensor) else self.buffer
+        pairs = zip(self.augments, own.params, strict=True)
+        views: Any = tuple(augment.apply(images, params) for augment, params in pairs)
+        mixes: tuple[Mix | None, ...] = ()
+        if self.mixers:
+            mixed = [
+                (view, None) if mixer is None else mixer.apply(view, params)
+                for view, mixer, params in zip(views, self.mixers, now.mixes, strict=True)
+            ]
+            views, mixes = tuple(view for view, _ in mixed), tuple(mix for _, mix in mixed)
+        if self.sharing is not None:
+            whole = self.sharing if part is None else None
+            views = tuple(Share.of(view if whole is None else whole.own(view), self.sharing) for view in views)
+        return Batch(views, self.labels[now.rows], self.num_labeled, now.rows, mixes)
 
     def first_views(self, most_steps: int) -> Generator[Tensor, None, None]:
-        """The two full views of the first steps of training, one by one."""
+        """The two full views of the first steps of training, one by one; a rank gets its own rows."""
         draws = self.draw(0)
         with closing(self.feed(draws)) as feed:
             for index in islice(feed, most_steps):
-                yield from self.batch(draws, torch.tensor([index], device=self.images.device)).views[:2]
+                views: Any = self.batch(draws, torch.tensor([index], device=self.images.device)).views[:2]
+                yield from (view.own if isinstance(view, Share) else view for view in views)
 
 
 def tree_map(function: Callable[[Tensor], Tensor], tree: Any) -> Any:

@@ -128,12 +128,12 @@ def equalize(x: Tensor) -> Tensor:
     at most 255; if s is 0, the channel stays as it is.
     """
     flat = x.flatten(2)  # (B, channels, S * S)
-    level = (flat * (LEVELS - 1)).round().long()
-    counts = torch.zeros(*flat.shape[:2], LEVELS, device=x.device, dtype=torch.float32)
-    counts = counts.scatter_add(2, level, torch.ones_like(flat, dtype=torch.float32))
+    level = (flat * (LEVELS - 1)).round().long()  # whole numbers from here on: nothing is rounded
+    counts = torch.zeros(*flat.shape[:2], LEVELS, device=x.device, dtype=torch.long)
+    counts = counts.scatter_add(2, level, torch.ones_like(level))
     highest = counts.gather(2, level.amax(dim=2, keepdim=True))  # (B, channels, 1)
-    step = ((flat.shape[2] - highest) / (LEVELS - 1)).floor()
+    step = (flat.shape[2] - highest) // (LEVELS - 1)
     below = counts.cumsum(dim=2) - counts
-    table = (((step / 2.0).floor() + below) / step.clamp(min=1.0)).floor().clamp(max=LEVELS - 1)
-    spread = table.gather(2, level) / (LEVELS - 1)
+    table = ((step // 2 + below) // step.clamp(min=1)).clamp(max=LEVELS - 1)
+    spread = table.gather(2, level).to(x.dtype) / (LEVELS - 1)
     return torch.where(step > 0, spread, flat).view_as(x)

@@ -9,6 +9,8 @@ Letters: M images, H height, W width.
 
 from __future__ import annotations
 
+import functools
+import io
 import math
 import os
 import warnings
@@ -25,7 +27,8 @@ import torch
 from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
-from opencon.data.listings import OTHER_SUFFIXES, Listing, printable
+from opencon.data.listings import HEIC_SUFFIXES, OTHER_SUFFIXES, Listing, printable
+from opencon.data.pixel_budget import BUDGET
 from opencon.data.streaming import PIECE, Images, StreamedImages
 from opencon.errors import DataError
 from opencon.registry import did_you_mean
@@ -195,7 +198,7 @@ def spare_memory_gb() -> float:
         sizes = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
     if torch.cuda.is_available():
         sizes.append(torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory)
-    return min(sizes) / 2 / 1e9
+    return min(sizes) / 2 / 1e9 / int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # ranks on one machine share its memory
 
 
 def read_images(paths: Sequence[Path], image_size: int) -> tuple[Tensor, list[int], tuple[str, ...]]:
@@ -218,14 +221,8 @@ def _sift(paths: Sequence[Path], read: Callable[[int], None]) -> tuple[list[int]
     def reason(i: int) -> str | None:
         try:
             read(i)
-        except Image.DecompressionBombError:
-            return f"has too many pixels to decode (the limit is {MAX_PIXELS:,}). Shrink it."
-        except UnidentifiedImageError:
-            if (suffix := paths[i].suffix.lower()) in OTHER_SUFFIXES:
-                return f"is in a format that cannot be read ({suffix}). Convert it to JPEG."
-            return "is empty" if os.path.getsize(paths[i]) == 0 else "is not an image, whatever its name says"
         except Exception as err:  # a damaged file can raise nearly anything inside Pillow's decoders
-            return f"cannot be decoded ({type(err).__name__}: {err})"
+            return _why(err, paths[i].suffix, os.path.exists(paths[i]) and os.path.getsize(paths[i]) == 0)
         return None
 
     def reasons_of_piece(first: int) -> list[str | None]:
@@ -238,11 +235,52 @@ def _sift(paths: Sequence[Path], read: Callable[[int], None]) -> tuple[list[int]
     return kept, tuple(f"{printable(path)} {why}" for path, why in zip(paths, reasons, strict=True) if why)
 
 
+def _why(err: Exception, suffix: str, is_empty: bool) -> str:
+    """Why an image cannot be read, in words that follow its name."""
+    suffix = suffix.lower()
+    if isinstance(err, Image.DecompressionBombError):
+        return f"has too many pixels to decode (the limit is {MAX_PIXELS:,}). Shrink it."
+    if isinstance(err, UnidentifiedImageError):
+        if suffix in OTHER_SUFFIXES:
+            return f"is in a format that cannot be read ({suffix}). Convert it to JPEG."
+        if suffix in HEIC_SUFFIXES and not can_read_heic():
+            return "is HEIC, which needs a package that is missing. Run: pip install 'opencon[heic]'"
+        return "is empty" if is_empty else "is not an image, whatever its name says"
+    return f"cannot be decoded ({type(err).__name__}: {err})"
+
+
+@functools.cache
+def can_read_heic() -> bool:
+    """Whether Pillow reads HEIC from now on, which takes the extra `heic`."""
+    try:
+        from pillow_heif import register_heif_opener
+    except ImportError:
+        return False
+    register_heif_opener()
+    return True
+
+
+def decode_bytes(content: bytes, name: str, size: int) -> npt.NDArray[np.uint8] | str:
+    """One image (3, size, size) from the bytes of its file, as `read_images` decodes it; or why it cannot be read."""
+    if Path(name).suffix.lower() in HEIC_SUFFIXES:
+        can_read_heic()
+    try:
+        with _checked(Image.open(io.BytesIO(content))) as file:
+            return _square(file, size)
+    except Exception as err:  # as in `_sift`
+        return _why(err, Path(name).suffix, not content)
+
+
 def _open(path: Path) -> Image.Image:
     """Open a file whose header says that it is an image of an acceptable size."""
     if not path.is_file():  # a pipe would block forever, and a dangling link deserves a plain message
         raise FileNotFoundError("not a file")
-    file = Image.open(path)
+    if path.suffix.lower() in HEIC_SUFFIXES:
+        can_read_heic()
+    return _checked(Image.open(path))
+
+
+def _checked(file: Image.Image) -> Image.Image:
     if file.width * file.height > MAX_PIXELS:
         file.close()
         raise Image.DecompressionBombError
@@ -252,17 +290,23 @@ def _open(path: Path) -> Image.Image:
 def _decode(path: Path, size: int) -> npt.NDArray[np.uint8]:
     """One image as (3, size, size)."""
     with _open(path) as file:
-        # A JPEG decodes at 1/2, 1/4 or 1/8, as long as a quarter more is left than we need. Ours: half as
-        # much again costs half as much time again. In two photos, pixels are off by 0.4 and 0.9 gray levels in the mean
-        # instead of 0.2 and 0.3.
-        file.draft(None, (size * 5 // 4, size * 5 // 4))
+        return _square(file, size)
+
+
+def _square(file: Image.Image, size: int) -> npt.NDArray[np.uint8]:
+    """Upright, RGB, the central square, (3, size, size)."""
+    # A JPEG decodes at 1/2, 1/4 or 1/8, as long as a quarter more is left than we need. Ours: half as much again costs half
+    # as much time again. In two photos, pixels are off by 0.4 and 0.9 gray levels in the mean instead of 0.2 and 0.3.
+    file.draft(None, (size * 5 // 4, size * 5 // 4))
+    with BUDGET.take(file.width * file.height):
         ImageOps.exif_transpose(file, in_place=True)
         image = _to_rgb(file)
-    # Scaling only the central square equals scaling everything and then cropping, but a panorama does not grow first.
-    short = min(image.size)
-    left, top = (image.width - short) / 2, (image.height - short) / 2
-    # Bicubic, as in the evaluation transforms of DINO and EfficientNet; Pillow widens the filter when shrinking.
-    square = image.resize((size, size), Image.Resampling.BICUBIC, box=(left, top, left + short, top + short))
+        # Scaling only the central square equals scaling everything and then cropping, but a panorama does not grow first.
+        short = min(image.size)
+        left, top = (image.width - short) / 2, (image.height - short) / 2
+        # Bicubic, as in the evaluation transforms of DINO and EfficientNet; Pillow widens the filter when shrinking.
+        square = image.resize((size, size), Image.Resampling.BICUBIC, box=(left, top, left + short, top + short))
+        del image
     return np.moveaxis(np.array(square, dtype=np.uint8), 2, 0)
 
 

@@ -88,9 +88,10 @@ class StreamedImages:
         """An empty buffer for batches on the device: (num_images, 3, S, S)."""
         return torch.empty(num_images, *self.shape[1:], dtype=self.dtype, device=self.device)
 
-    def in_order(self, num_images: int) -> Generator[Tensor, None, None]:
-        """Every image, `num_images` at a time; each chunk is overwritten by the next."""
-        rows = torch.split(torch.arange(len(self)), num_images)
+    def in_order(self, num_images: int, piece: range | None = None) -> Generator[Tensor, None, None]:
+        """Every image, or those of a piece, `num_images` at a time; each chunk is overwritten by the next."""
+        piece = range(len(self)) if piece is None else piece
+        rows = torch.split(torch.arange(piece.start, piece.stop), num_images)
         return self.batches(rows, self.buffer(len(rows[0])))
 
     def batches(self, rows: Sequence[Tensor], buffer: Tensor) -> Generator[Tensor, None, None]:
@@ -163,5 +164,6 @@ Images = Tensor | StreamedImages  # a set of images in memory, or in files
 
 
 def usable_cores() -> int:
-    """Cores that this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """Cores that this process may run on; ranks on the same machine share them."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))

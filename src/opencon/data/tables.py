@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from opencon.data.listings import printable
 from opencon.errors import DataError
+from opencon.files import parse_json, read_file
 
 Row = tuple[int, dict[str, str]]  # number of the line, and the wanted columns; an empty text where there is no value
 
-PATH_COLUMNS, LABEL_COLUMNS = ("path", "file", "filename"), ("label", "class")  # names that they may have
+PATH_COLUMNS, LABEL_COLUMNS = ("path", "file", "filename", "file_name"), ("label", "class")  # names that they may have
 
 
 def read_table(table: Path, columns: Mapping[str, Sequence[str]], *, optional: Sequence[str] = ()) -> list[Row]:
@@ -30,7 +30,7 @@ def read_table(table: Path, columns: Mapping[str, Sequence[str]], *, optional: S
     """
     must = ",".join(name for name in columns if name not in optional)
     try:
-        text = table.expanduser().read_text("utf-8-sig")
+        text = read_file(table.expanduser()).decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
     except FileNotFoundError as err:
         raise DataError(f"there is no file {printable(table)}. Give a table with the columns {must}.") from err
     except (OSError, UnicodeDecodeError) as err:
@@ -104,7 +104,7 @@ def _json_rows(table: Path, text: str, columns: Mapping[str, Sequence[str]], opt
         if not entry.strip():
             continue
         try:
-            record = json.loads(entry)
+            record = parse_json(entry)
             values = {
                 name: next((record[word] for word in words if word in record), None) for name, words in columns.items()
             }

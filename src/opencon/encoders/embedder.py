@@ -7,13 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from opencon.config import EncoderConfig, Precision
+from opencon.data.shares import Share, gather
 from opencon.encoders.base import Encoder
+from opencon.encoders.synchronized import has_synchronized
 from opencon.encoders.weights import LoadReport
 from opencon.errors import require
 from opencon.runtime import fast_dtype
@@ -73,7 +76,12 @@ class Embedder(nn.Module):
         return self.project(self.features(images))
 
     def features(self, images: Tensor) -> Tensor:
-        """(B, C, H, W) in [0, 1] -> (B, F), float32: the input of the head, not normalized."""
+        """(B, C, H, W) in [0, 1] -> (B, F), float32: the input of the head, not normalized.
+
+        A rank encodes the rows that it has, and gets the features of all.
+        """
+        if isinstance(images, Share):
+            return gather(self._features_of_own(images.own), (images,))
         images = self._normalized(images)
         with self._autocast(images):
             features: Tensor = self.encoder(images)
@@ -103,9 +111,19 @@ class Embedder(nn.Module):
             with quiet_norms(self):
                 of_others = iter(self.features_of_views(others).chunk(len(others)))
             return torch.cat([next(of_same if view.shape[-1] == size else of_others) for view in views])
+        if isinstance(views[0], Share) and self.config.views_together:
+            shares: Any = views
+            return gather(self._features_of_own(torch.cat([share.own for share in shares])), shares)
         if self.config.views_together:
             return self.features(torch.cat(views))
         return torch.cat([self.features(view) for view in views])
+
+    def _features_of_own(self, images: Tensor) -> Tensor:
+        """The same for the rows of this rank. One that has none encodes an empty image, so that no other waits for it."""
+        if len(images) or has_synchronized(self.encoder):  # those count rows themselves, and may get none
+            return self.features(images)
+        with quiet_norms(self):
+            return self.features(images.new_zeros(1, *images.shape[1:]))[:0]
 
     def measure_frozen(self, views: Iterable[Tensor]) -> None:
         """Measure the statistics of frozen batch norms on views (B, C, H, W), if the settings ask for it."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import json
+import math
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +18,7 @@ from opencon.encoders.base import Encoder
 from opencon.encoders.timm import PREFIX, timm_encoder
 from opencon.encoders.weights import load_weights
 from opencon.errors import ConfigError, DataError
+from opencon.files import parse_json, read_file
 from opencon.plugins import recall
 from opencon.registry import did_you_mean
 
@@ -92,6 +93,8 @@ def _installed(name: str, image_size: int | None) -> PretrainedEncoder:
 
 
 def _from_run(path: Path, image_size: int | None) -> PretrainedEncoder:
+    if not path.is_file():  # a pipe would wait forever
+        raise DataError(f"the encoder {path} cannot be read (it is not a file). Give the folder of a finished run.")
     recall(path.parent)  # the run's encoder may be somebody's own
     try:
         with safetensors.safe_open(path, "pt") as file:
@@ -104,19 +107,34 @@ def _from_run(path: Path, image_size: int | None) -> PretrainedEncoder:
             f"{path} does not say which encoder it holds. Give the {RUN_FILE} that `opencon train` or `pretrain` wrote."
         )
     entry, config = encoder_entry(name), _config_beside(path)
-    own, data, augment = (config.get(section) or {} for section in ("encoder", "data", "augment"))
+    own, data, augment = (_section(config, name) for name in ("encoder", "data", "augment"))
     in_channels, size = 3, augment.get("size") or data.get("image_size") or entry.image_size
     if name == "convnet":  # the one network whose shape depends on the images: a stage for each doubling of the side
         in_channels, size = shapes["conv1.conv.weight"][1], 2 ** sum(key.endswith("conv.weight") for key in shapes)
+    mean, std = own.get("mean", entry.mean), own.get("std", entry.std)
+    if not (_are_numbers(mean, in_channels) and _are_numbers(std, in_channels) and isinstance(size, int)):
+        raise DataError(
+            f"{path.parent / 'config.json'} is damaged: it gives no size, mean and std of images as numbers."
+        )
     net = entry.build(in_channels, image_size or size)
     load_weights(net, path)
-    mean, std = (tuple(own.get(key, default)) for key, default in (("mean", entry.mean), ("std", entry.std)))
+    mean, std = tuple(mean), tuple(std)
     return _ready(name, net, image_size or size, mean, std)
+
+
+def _section(config: dict[str, Any], name: str) -> dict[str, Any]:
+    section = config.get(name)
+    return section if isinstance(section, dict) else {}
+
+
+def _are_numbers(values: Any, channels: int) -> bool:
+    is_list = isinstance(values, (list, tuple)) and len(values) in (1, channels)
+    return is_list and all(isinstance(value, (int, float)) and math.isfinite(value) for value in values)
 
 
 def _config_beside(path: Path) -> dict[str, Any]:
     try:
-        config = json.loads((path.parent / "config.json").read_text(encoding="utf-8"))
+        config = parse_json(read_file(path.parent / "config.json"))
         return config if isinstance(config, dict) else {}
     except (OSError, ValueError):
         warnings.warn(

@@ -29,11 +29,11 @@ from opencon.experiments.workbench import Workbench
 from opencon.methods import Assignment, FeatureBank, Method, Task
 from opencon.metrics import match
 from opencon.openworld.model import OpenWorldModel
+from opencon.openworld.strangers import Strangers
 from opencon.training.run_folder import RunFolder
 
 FILE, TENSORS = "classes.json", "classes.safetensors"
 MOST_EXAMPLES = 20  # of a class, ours, as in a discovery
-NEVER = -2.0  # no cosine lies below it: a run has no rule for what is unlike everything
 SCALES = torch.logspace(-1, 3, 21)  # of squared distances in units of their mean, to choose the best of; ours
 ROWS = 8192  # judged at a time
 SMALLEST = 1e-12  # probability, so that its logarithm is finite
@@ -50,7 +50,9 @@ class RunClasses(OpenWorldModel):
     scale: Tensor  # scalar: logits are minus this times the squared distance to a mean
     is_empty: Tensor  # (C,) bool: no training image fell into it
 
-    def __init__(self, method: Method[Any], *, rule: Rule, dim: int, num_seen: int, num_classes: int) -> None:
+    def __init__(
+        self, method: Method[Any], *, rule: Rule, dim: int, num_seen: int, num_classes: int, num_references: int = 1
+    ) -> None:
         nn.Module.__init__(self)  # the encoder and head of a fit have no place here
         self.method, self.rule = method, rule
         self.num_features, self.dim, self.num_seen, self.num_classes = dim, dim, num_seen, num_classes
@@ -61,11 +63,12 @@ class RunClasses(OpenWorldModel):
         self.register_buffer("scale", torch.tensor(1.0))
         self.register_buffer("is_empty", torch.zeros(num_classes, dtype=torch.bool))
         self.register_buffer("sharpness", torch.tensor(1.0))
-        self.register_buffer("outlier_threshold", torch.tensor(NEVER))
+        self.strangers = Strangers(dim, num_references)
 
     def settings(self) -> dict[str, Any]:
         """Plain data, beside the method, from which the same can be built."""
-        return {name: getattr(self, name) for name in ("rule", "dim", "num_seen", "num_classes")}
+        plain = {name: getattr(self, name) for name in ("rule", "dim", "num_seen", "num_classes")}
+        return plain | {"num_references": len(self.strangers.rows)}
 
     def own_tensors(self) -> dict[str, Tensor]:
         """All that is not the method's."""
@@ -79,12 +82,12 @@ class RunClasses(OpenWorldModel):
         """The same."""
         return x
 
-    def judge(self, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """(M, D) -> p (M, C); novelty (M,), the log odds of new against seen; cosine to the nearest class mean (M,)."""
-        p = self.probabilities(z)
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """(M, D) -> p (M, C), confidence (M,), novelty (M,), the log odds of new against seen, and oddness (M,)."""
+        p, (oddness, _) = self.probabilities(x), self.strangers(x)
         seen, new = p[:, : self.num_seen].sum(dim=1), p[:, self.num_seen :].sum(dim=1)
         novelty = new.clamp(min=SMALLEST).log() - seen.clamp(min=SMALLEST).log()
-        return p, novelty, (F.normalize(z, dim=1) @ self.prototypes.T).amax(dim=1)
+        return p, p.amax(dim=1), novelty, oddness
 
     def probabilities(self, z: Tensor) -> Tensor:
         """(M, D) -> (M, C), by the rule."""
@@ -228,6 +231,7 @@ def _fitted(
     if rule != "outputs":
         head.scale.copy_(_best_scale(rows, head.means, labels))
         head.sharpness.copy_(4 * head.scale)  # how fast logits can change: unit rows are at most 2 from a mean
+    head.strangers = Strangers.fit(z, classes, num_classes)[0].to(device)  # who is unlike everything, as in a discovery
     for name, tensor in head.named_buffers(
         recurse=False
     ):  # the method is where it is; moving it would unfold its encoder

@@ -63,7 +63,7 @@ class Row:
 
     def score(self, key: str) -> tuple[float | None, float | None]:
         """Mean and standard deviation over the runs, in percent; no deviation for one run, None for both without images."""
-        if any(run.result[key] is None for run in self.runs):
+        if any(run.result.get(key) is None for run in self.runs):
             return None, None
         return spread([100 * float(run.result[key]) for run in self.runs])
 
@@ -166,7 +166,12 @@ def read_run(path: Path) -> Run:
         raise ConfigError(
             f"{path}: {config.method.name} pre-trains without labels, so there is no accuracy to compare."
         )
-    steady = [record["seconds"] for record in folder.read_metrics()][2:]
+    numbers = [result.get(key) for key in SCORES if result.get(key) is not None]
+    fits = result.get("on") in ("unlabeled", "test") and isinstance(result.get("num_images"), int)
+    if not fits or "protocol" not in result or not all(isinstance(number, (int, float)) for number in numbers):
+        raise RunError(f"{path / 'result.json'} is damaged: it is not the result of a run. Train it again.")
+    seconds = [record.get("seconds") for record in folder.read_metrics()]
+    steady = [value for value in seconds if isinstance(value, (int, float))][2:]
     return Run(path, config, result, statistics.median(steady) if steady else None)
 
 
@@ -322,3 +327,25 @@ def _json(sections: Sequence[Section]) -> str:
         for section in sections
     ]
     return json.dumps(out, indent=1) + "\n"
+
+
+@dataclass(frozen=True, eq=False)
+class Comparison:
+    """Runs side by side, a section for each data set: mean and spread over seeds, and the published numbers."""
+
+    sections: list[Section]
+    left_out: list[str]  # why runs that lay in a folder are not in the table
+
+    def to(self, form: str) -> str:
+        """As "markdown", "csv", "latex" or "json"."""
+        forms = [name for name in FORMATS if name != "table"]
+        if form not in forms:
+            raise ConfigError(f"form {form!r} must be one of {', '.join(forms)}.")
+        return render(self.sections, form)
+
+    def __repr__(self) -> str:
+        return self.to("markdown")
+
+    def _repr_markdown_(self) -> str:
+        """What a notebook shows."""
+        return self.to("markdown")

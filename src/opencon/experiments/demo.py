@@ -21,6 +21,8 @@ from opencon.experiments.train import train
 from opencon.experiments.workbench import Workbench, open_run
 from opencon.methods import Assignment, FeatureBank
 from opencon.metrics import OpenWorldAccuracy, evaluate
+from opencon.openworld.strangers import Strangers
+from opencon.report.doubt import doubt_of
 from opencon.report.html import ReportData, write_report
 from opencon.report.map import map_positions
 from opencon.report.table import PhotoRow, PhotoTable
@@ -72,20 +74,29 @@ def write_page(bench: Workbench, bank: FeatureBank, assignment: Assignment, resu
     shown = (*bench.dataset.train.class_names[:S], *(f"new-{i}" for i in range(1, C - S + 1)))
     order = order_by_size(classes[labels < 0], S, C)
     names = dict(zip(order.tolist(), shown, strict=True))  # of each class, as the method numbers them
-    columns = (classes.tolist(), labels.tolist(), assignment.p.amax(dim=1).tolist(), assignment.novelty.tolist())
+    z = bank.z.cpu().float()
+    strangers, oddness, _ = Strangers.fit(z, torch.where(labels >= 0, labels, classes), C)
+    columns = (
+        classes.tolist(),
+        labels.tolist(),
+        assignment.p.amax(dim=1).tolist(),
+        assignment.novelty.tolist(),
+        (oddness > strangers.threshold()).tolist(),
+    )
     rows = tuple(
         PhotoRow(
             file=f"digit {number}",
             closest=names[c],
-            kind="seen" if c < S else "new",
+            kind=None if is_odd else "seen" if c < S else "new",
             confidence=confidence,
             novelty=novelty,
-            unlike_everything=False,
+            unlike_everything=is_odd,
             given=names[label] if label >= 0 else None,
         )
-        for number, (c, label, confidence, novelty) in enumerate(zip(*columns, strict=True))
+        for number, (c, label, confidence, novelty, is_odd) in enumerate(zip(*columns, strict=True))
     )
-    projection, xy = map_positions(bank.z.cpu().numpy(), seed=0)
+    table = PhotoTable(rows, shown, S)
+    projection, xy = map_positions(z.numpy(), seed=0)
 
     images = bench.dataset.train.images
     assert isinstance(images, torch.Tensor)  # digits are never streamed
@@ -95,12 +106,13 @@ def write_page(bench: Workbench, bank: FeatureBank, assignment: Assignment, resu
 
     data = ReportData(
         title="Handwritten digits",
-        table=PhotoTable(rows, shown, S),
+        table=table,
         picture=picture,
         novelty_threshold=float(assignment.novelty_threshold),
         xy=xy,
         projection=projection,
         next_steps=[("The same for photos of yours", "opencon discover --labeled known/ --unlabeled pile/")],
+        doubt=doubt_of(table, None, {}),
         facts={"seconds": f"{result['total_seconds']:.0f}", "seed": bench.config.train.seed},
         accuracy=OpenWorldAccuracy(result["all"], result["novel"], result["seen"], result["protocol"]),
         accuracy_on="the unlabeled digits",

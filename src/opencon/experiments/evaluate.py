@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from opencon.config import EvaluationSet
-from opencon.counting import COUNTERS
 from opencon.errors import ConfigError, require
 from opencon.experiments.classes import class_names
 from opencon.experiments.workbench import Workbench, open_run
 from opencon.methods import Assignment, FeatureBank
 from opencon.novelty import novelty_table
+from opencon.openworld.engine import COUNTERS
 from opencon.report.figures import embedding_figure
 from opencon.report.paper_figures import choose_classes, class_figure, confusion_figure, novelty_figure
 from opencon.report.side_by_side import Panel, confusions_figure, maps_figure

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from opencon.config import RunConfig, to_dict
 from opencon.training.optimizer import restore
+from opencon.training.ranks import num_ranks
 from opencon.training.run_folder import RunFolder
 
 
@@ -42,16 +43,25 @@ class Keeper:
         self.snapshot: dict[str, Any] = {}
         self.saved_at = self.epoch_start = time.perf_counter()
         self.lock = contextlib.ExitStack()
+        self.note = ""  # what has changed since the checkpoint
 
     def resume(self) -> int:
         """Load the checkpoint if there is one. Returns the number of finished epochs."""
         done = 0
-        if self.folder.checkpoint.exists():
+        if self.folder.has_checkpoint:
             state = self.folder.load_checkpoint(self.plain_config)
-            self.method.load_state_dict(state["method"])
-            self.scaler.load_state_dict(state["scaler"])
-            restore(self.optimizer, state["optimizer"])
+            with self.folder.restoring():
+                self.method.load_state_dict(state["method"])
+                self.scaler.load_state_dict(state["scaler"])
+                restore(self.optimizer, state["optimizer"])
             done = int(state["epochs_done"])
+            before, now = state.get("ranks", 1), num_ranks()
+            if before != now:
+                norms = "" if self.config.train.sync_norms else ", and because batch norms see another share of a batch"
+                self.note = (
+                    f"The number of ranks was {before} and is now {now}. Batches stay the same; results differ by rounding"
+                    f"{norms}."
+                )
         self.folder.forget_metrics_from(done)
         self.epoch_start = time.perf_counter()
         return done
@@ -68,6 +78,7 @@ class Keeper:
         state = {
             "config": self.plain_config,
             "epochs_done": epoch + 1,
+            "ranks": num_ranks(),
             "method": self.method.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "scaler": self.scaler.state_dict(),

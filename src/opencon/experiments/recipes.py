@@ -7,7 +7,6 @@ The method may be left out when it is OpenCon. The variant is `released` (the se
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -30,6 +29,7 @@ from opencon.config import (
 from opencon.data.benchmarks import DATASETS
 from opencon.encoders import ENCODERS, INSTALLED
 from opencon.errors import ConfigError, require
+from opencon.files import parse_json, read_file
 from opencon.methods import METHODS, Kind, Variant
 from opencon.registry import Registry, did_you_mean
 
@@ -197,11 +197,11 @@ def run_config(data: Mapping[str, Any]) -> RunConfig:
 def read_config(path: Path) -> RunConfig:
     """A RunConfig from a TOML or JSON file. `recipe = "cifar100"` at its top starts from a recipe and changes some keys."""
     try:
-        text = path.read_text(encoding="utf-8")
-        data = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
+        text = read_file(path).decode("utf-8").replace("\r\n", "\n")
+        data = parse_json(text) if path.suffix == ".json" else tomllib.loads(text)
     except OSError as err:
         raise ConfigError(f"cannot read the configuration {path} ({err.strerror}).") from err
-    except (tomllib.TOMLDecodeError, json.JSONDecodeError, UnicodeDecodeError) as err:
+    except (ValueError, RecursionError) as err:  # every way in which text is no TOML or JSON
         kind = "JSON" if path.suffix == ".json" else "TOML"
         raise ConfigError(f"{path} is not valid {kind}: {err}.") from err
     require(isinstance(data, dict), f"{path} must hold sections with settings.")

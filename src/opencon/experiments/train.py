@@ -26,6 +26,7 @@ from opencon.plugins import RECORD, check_unchanged, recorded
 from opencon.registry import Registry
 from opencon.runtime import environment
 from opencon.training.optimizer import OPTIMIZERS, SCHEDULES, build_optimizer
+from opencon.training.ranks import SharedFolder, num_ranks, one_before_others
 from opencon.training.run_folder import RunFolder
 from opencon.training.trainer import fit
 
@@ -52,33 +53,37 @@ def train(
     """
     start = time.perf_counter()
     with prepared(watchers):  # before anything is written: an extra may be missing
-        folder = RunFolder.open_for_training(out, to_dict(config))
+        folder = (SharedFolder if num_ranks() > 1 else RunFolder).open_for_training(out, to_dict(config))
         plugins = recorded(names_used(config))
         check_unchanged(out, plugins)
         if folder.has("result.json"):
             callbacks.say(f"{out} is finished already; this is its result.")
             return folder.read_json("result.json")
-        has_started = folder.has("config.json")
-        split = Split.from_json(folder.read_json("split.json")) if has_started else None
+        # A run that was killed before it had its split gets it again; one that has trained must have it.
+        has_split = folder.has("split.json") or folder.has_checkpoint
+        split = Split.from_json(folder.read_json("split.json")) if has_split else None
         # A checkpoint holds all weights: the file they started from is no longer needed.
-        base = without_weights(config) if folder.checkpoint.exists() else config
-        bench = prepare(base, device, split=split, download=download, dataset=dataset)
+        base = without_weights(config) if folder.has_checkpoint else config
+        with one_before_others(download):
+            bench = prepare(base, device, split=split, download=download, dataset=dataset)
         announce(bench, callbacks.say)
         # Before anything is written: a rule for groups may fit no parameter.
         optimizer = build_optimizer(bench.method, config.train) if config.train.epochs else None
-        if not has_started:  # config.json last: it makes the folder a run
-            if plugins:
-                folder.write_json(RECORD, plugins)
-            folder.write_json("split.json", bench.split.to_json())
-            folder.write_json("environment.json", environment(device))
+        if not folder.has("config.json"):  # first of all: it makes the folder a run
             folder.write_json("config.json", to_dict(config))
+        if plugins and not folder.has(RECORD):
+            folder.write_json(RECORD, plugins)
+        if not has_split:
+            folder.write_json("split.json", bench.split.to_json())
+        if not folder.has("environment.json"):
+            folder.write_json("environment.json", environment(device))
         training = Training(config, out, bench.method, optimizer)
         if optimizer is None:
             record, bank, assignment = score_start(folder, config, bench)
         else:
             last = train_epochs(folder, config, bench, optimizer, callbacks, watchers, training)
-            _, bank, assignment = last or bench.score(config.eval.on, config.eval.protocol)
-            record = folder.read_metrics()[-1]
+            scored, bank, assignment = last or bench.score(config.eval.on, config.eval.protocol)
+            record = last_record(folder, config, scored)
         result = finish(folder, bench, {**record, **measure(bench, bank, assignment)}, bank, assignment, start=start)
         for watcher in watchers:
             watcher.finished(training, result)
@@ -101,8 +106,10 @@ def announce(bench: Workbench, say: Callable[[str], None]) -> None:
 
 def score_start(folder: RunFolder, config: RunConfig, bench: Workbench) -> Scored:
     """The score of a run without epochs."""
-    if folder.checkpoint.exists():
-        bench.method.load_state_dict(folder.load_checkpoint(to_dict(config))["method"])
+    if folder.has_checkpoint:
+        state = folder.load_checkpoint(to_dict(config))
+        with folder.restoring():
+            bench.method.load_state_dict(state["method"])
     bench.method.embedder.fold_frozen()  # as in training
     return bench.score(config.eval.on, config.eval.protocol)
 
@@ -160,6 +167,8 @@ def train_epochs(
         first_epoch = keeper.resume()
         if first_epoch:
             callbacks.say(f"Resuming {folder.path} after {first_epoch} of {config.train.epochs} epochs.")
+            if keeper.note:
+                callbacks.say(keeper.note)
         else:
             bench.method.embedder.measure_frozen(loader.first_views(MEASURED_STEPS))
         bench.method.embedder.fold_frozen()
@@ -182,6 +191,14 @@ def train_epochs(
     return last[0] if last else None
 
 
+def last_record(folder: RunFolder, config: RunConfig, scored: Mapping[str, Any]) -> dict[str, Any]:
+    """The record of the last epoch; where metrics.jsonl has lost it, what was just measured."""
+    records = folder.read_metrics()
+    if records and records[-1]["epoch"] == config.train.epochs - 1:
+        return records[-1]
+    return {"epoch": config.train.epochs - 1, **scored}
+
+
 def finish(
     folder: RunFolder,
     bench: Workbench,
@@ -200,4 +217,5 @@ def finish(
         folder.save_tensors("encoder.safetensors", bench.method.embedder.encoder.state_dict(), metadata)
         write_classes(folder, bench, bank, assignment)
     folder.write_json("result.json", result)
+    folder.forget_older_checkpoint()
     return result

@@ -21,6 +21,7 @@ from opencon.data.loader import TwoStreamLoader
 from opencon.data.split import Split, batch_shares, make_split, validation_split
 from opencon.data.streaming import Images
 from opencon.encoders import Embedder, build_embedder
+from opencon.encoders.synchronized import synchronize_norms
 from opencon.experiments.plan import check_fits
 from opencon.experiments.recipes import run_config
 from opencon.methods import METHODS, Assignment, FeatureBank, Method, Task
@@ -29,6 +30,7 @@ from opencon.metrics import classes_in_use, evaluate, knn_accuracy, open_world_a
 from opencon.runtime import generator, seeded
 from opencon.training.embedding import BATCH, embed_images
 from opencon.training.judged import judged_weights
+from opencon.training.ranks import gather_pieces, my_piece, num_ranks, rank
 from opencon.training.run_folder import RunFolder
 
 NEIGHBORS = 20  # that vote on the class of an image, where a method uses no labels; see `knn_accuracy`
@@ -62,12 +64,13 @@ class Workbench:
         return plain_view(images, self.size)
 
     def embed(self, images: Images, *, mirror: bool = False, view: Callable[[Tensor], Tensor] | None = None) -> Tensor:
-        """(M, D), in order. Streamed images come in the chunks that `embed_images` would cut."""
+        """(M, D), in order. Streamed images come in the chunks that `embed_images` would cut. Each rank embeds a piece."""
         rows = partial(embed_images, self.method, self.method.embed, view=view or self.view, mirror=mirror)
+        own = my_piece(len(images))
         if isinstance(images, Tensor):
-            return rows(images)
-        with closing(images.in_order(BATCH)) as chunks:
-            return torch.cat([rows(chunk) for chunk in chunks])
+            return gather_pieces(rows(images[own.start : own.stop]), len(images))
+        with closing(images.in_order(BATCH, own)) as chunks:
+            return gather_pieces(torch.cat([rows(chunk) for chunk in chunks]), len(images))
 
     def judged(self, on: EvaluationSet) -> tuple[Tensor, Tensor]:
         """The rows of the bank in `score` that are judged, and their true classes. Images of unknown class are not."""
@@ -221,7 +224,9 @@ def build_method(config: RunConfig, task: Task, *, in_channels: int, image_size:
         if config.eval.average:
             method.twin = WeightAverage(method, config.eval.average, warms_up=True)
     method.kernels = config.train.kernels
-    if method.kernels and not method.differentiates_twice:
+    if num_ranks() > 1 and config.train.sync_norms and not method.differentiates_twice:
+        synchronize_norms(embedder.encoder)
+    elif method.kernels and not method.differentiates_twice:
         embedder.encoder.fuse()
     return method
 
@@ -289,7 +294,8 @@ def estimated_classes(config: RunConfig, dataset: Dataset, labels: Tensor, devic
 def build_loader(bench: Workbench) -> TwoStreamLoader:
     """Batches of labeled and unlabeled images, with two views of each, and those of `config.views`."""
     config = bench.config
-    augments, mixers = build_views(config, image_size=bench.images.shape[-1], channels=bench.images.shape[1])
+    channels, image_size = bench.images.shape[1], bench.images.shape[-1]
+    augments, mixers = build_views(config, image_size=image_size, channels=channels)
     shares = (0, config.train.batch_size)
     if config.method.uses_labels:
         shares = batch_shares(bench.split, config.train.batch_size, config.train.labeled_share)
@@ -299,6 +305,9 @@ def build_loader(bench: Workbench) -> TwoStreamLoader:
         batch_shares=shares,
         augments=tuple(augments),
         seed=config.train.seed,
+        rank=rank(),
+        # A second derivative does not pass through what ranks say to each other: then each does all the work.
+        num_ranks=1 if bench.method.differentiates_twice else num_ranks(),
         mixers=tuple(mixers),
     )
 
@@ -313,7 +322,8 @@ def open_run(
         config = replace(config, data=replace(config.data, root=data_root))
     state = folder.load_checkpoint()
     bench = prepare(without_weights(config), device, split=Split.from_json(folder.read_json("split.json")))
-    bench.method.load_state_dict(state["method"])
+    with folder.restoring():
+        bench.method.load_state_dict(state["method"])
     bench.method.embedder.fold_frozen()  # as in training, so that evaluation repeats its numbers
     return bench
 

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from opencon.config import MethodConfig
+from opencon.data.shares import Share, gather
 from opencon.encoders import Embedder
 from opencon.errors import require
 from opencon.methods.base import (
@@ -133,7 +134,7 @@ class CGDL(Method[CGDLConfig]):
         noise = torch.split(self.noise[batch.rows[:L]], list(self.config.latent_dims), dim=1)
         ladder = self.climb(self.embedder.features(images), noise)
         loss_ce = F.cross_entropy(self.classifier(ladder.latents[-1]), labels)
-        loss_rec = self.error(images, ladder.latents[0]).mean()
+        loss_rec = self.error(self.pooled(images), ladder.latents[0]).mean()
         means = self.means[labels]  # (L, E)
         loss_class = kl_normal(ladder.posteriors[-1], Gaussian(means, torch.ones_like(means))).mean()
         middle = [kl_normal(q, p).mean() for q, p in zip(ladder.posteriors, ladder.priors, strict=False)]
@@ -158,10 +159,16 @@ class CGDL(Method[CGDLConfig]):
             latents.insert(0, _sample(posterior, noise[r] if noise else None))
         return Ladder(latents, posteriors, priors)
 
-    def error(self, images: Tensor, latent: Tensor) -> Tensor:
+    def pooled(self, images: Tensor) -> Tensor:
+        """(B, P): images of the size that is decoded; with several ranks, those of all."""
+        if isinstance(images, Share):
+            return gather(self.pooled(images.own), (images,))
+        return F.adaptive_avg_pool2d(images, self.config.image_side).flatten(1)
+
+    def error(self, pooled: Tensor, latent: Tensor) -> Tensor:
         """(B,): squared distance of the image decoded from the lowest latent to the image, pooled to the same size."""
         decoded: Tensor = self.decoder(latent)  # (B, P)
-        return (F.adaptive_avg_pool2d(images, self.config.image_side).flatten(1) - decoded).square().sum(dim=1)
+        return (pooled - decoded).square().sum(dim=1)
 
     def embed(self, images: Tensor) -> Tensor:
         """(B, F + E + 1): unit features, mean of the top latent, reconstruction error (its mean over the pixels).
@@ -170,7 +177,7 @@ class CGDL(Method[CGDLConfig]):
         """
         features = self.embedder.features(images)
         ladder = self.climb(features)
-        error = self.error(images, ladder.latents[0]) / self.num_pixels
+        error = self.error(self.pooled(images), ladder.latents[0]) / self.num_pixels
         return torch.cat([F.normalize(features, dim=1), ladder.latents[-1], error[:, None]], dim=1)
 
     def row_logits(self, z: Tensor) -> Tensor:

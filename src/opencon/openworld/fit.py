@@ -27,12 +27,13 @@ from opencon.cluster.kmeans import kmeans
 from opencon.cluster.merging import merge_alike
 from opencon.cluster.numbering import by_size, order_by_size
 from opencon.counting import CountEstimate
-from opencon.errors import DataError, require
+from opencon.errors import DataError, require, require_seed
 from opencon.methods import METHODS, FeatureBank, Method, Task
-from opencon.openworld.engine import explain
-from opencon.openworld.mixture import fit_gaussians, fit_mixture, held_out_accuracy, softness
+from opencon.openworld.engine import explain, most_classes
+from opencon.openworld.mixture import fit_gaussians, fit_mixture
 from opencon.openworld.model import OpenWorldModel, Prediction, in_parts
-from opencon.openworld.row_encoder import RowEmbedder, RowEncoder, set_affine
+from opencon.openworld.row_encoder import RowEmbedder, RowEncoder, set_affine, unit
+from opencon.openworld.strangers import Strangers
 from opencon.openworld.views import FeatureViews
 from opencon.rows import check_labels, check_rows
 from opencon.runtime import generator, seeded
@@ -48,9 +49,6 @@ DIMS = (32, 128)  # directions kept: twice the classes, within these; more is no
 # Of k-means. Many, because the best one is also the most accurate; fewer for many rows.
 MOST_STARTS, START_WORK = 100, 5e8
 ROUNDS_BEFORE, ROUNDS_AFTER = 10, 5  # of making classes balls, before and after training
-ACCURACY = 0.9  # assumed where no class has two labeled rows, so that it cannot be measured
-SAMPLE = 10_000  # rows that set the confidence
-OUTLIER_QUANTILE, OUTLIER_MARGIN = 0.005, 0.1  # a row may be a tenth farther than all but 0.5 % of the training rows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +56,8 @@ class OpenWorldConfig:
     """How features become classes and groups."""
 
     num_novel: int | None = None  # new groups to look for, at most; None: estimate
+    novel_range: tuple[int, int] | None = None  # the fewest and the most to find, where they are estimated
+    max_classes: int | None = None  # the most classes and groups together, likewise; None: `engine.most_classes`
     method: str = "opencon"  # one of ON_ROWS; it matters only with steps
     seed: int = 0
     steps: int = 0  # of training a head, in whole epochs; on fixed features they gain nothing (benchmarks/openworld.py)
@@ -69,10 +69,14 @@ class OpenWorldConfig:
         """Refuse settings that cannot work."""
         n = self.num_novel
         require(n is None or n >= 0, f"num_novel = {n} must be 0 or more, or None to have it estimated.")
+        low, high = self.novel_range or (0, 0)
+        require(0 <= low <= high, f"novel_range = {self.novel_range} must satisfy 0 <= low <= high.")
+        most = self.max_classes
+        require(most is None or most >= 1, f"max_classes = {most} must be at least 1.")
         METHODS[self.method]  # raises with a hint
         hint = f"it needs an encoder to train. Use {' or '.join(ON_ROWS)}, or train it on images."
         require(self.method in ON_ROWS, f"method = {self.method!r} cannot learn from rows of features: {hint}")
-        require(self.seed >= 0, f"seed = {self.seed} must not be negative.")
+        require_seed(self.seed, "seed")
         require(self.steps >= 0, f"steps = {self.steps} must not be negative.")
         require(self.batch_size >= 4, f"batch_size = {self.batch_size} must be at least 4.")
         require(self.lr > 0, f"lr = {self.lr} must be above zero.")
@@ -85,7 +89,8 @@ class Fitted:
 
     model: OpenWorldModel
     z: Tensor  # (M, D) unit rows
-    prediction: Prediction
+    prediction: Prediction  # of each row as if the others alone were known
+    near: Tensor  # (M, 5) classes of the nearest rows
     count: CountEstimate | None  # None: the user said how many groups
     history: list[dict[str, float]]  # mean of each term of the loss, by epoch; empty without steps
 
@@ -96,7 +101,6 @@ class _Start:
 
     encoder: RowEncoder  # the fixed part of the model
     classes: Tensor  # (M,) a class for every row
-    accuracy: float  # how often such a class is right
 
 
 def fit_features(
@@ -128,7 +132,11 @@ def fit_features(
     x, labels = x.detach().to(CPU, torch.float32), labels.to(CPU, torch.long)
     classes, count = None, None
     if config.num_novel is None:
-        classes, count = explain(x, labels, num_seen=num_seen, seed=config.seed)
+        low, high = config.novel_range or (0, x.shape[0])
+        most = min(num_seen + high, config.max_classes or most_classes(num_seen) + low)
+        classes, count = explain(
+            x, labels, num_seen=num_seen, seed=config.seed, min_classes=num_seen + low, max_classes=max(most, 1)
+        )
     start = _start(x, labels, num_seen, config, classes)
     num_classes, dim = max(num_seen, int(start.classes.max()) + 1), start.encoder.num_features
     model = OpenWorldModel(num_features=x.shape[1], dim=dim, num_seen=num_seen, num_classes=num_classes)
@@ -140,15 +148,11 @@ def fit_features(
     if config.steps and model.num_classes > 1:  # a single class leaves nothing to tell apart
         method, history = _train(model, x, labels, views, start.classes, config, progress)
         classes = method.assign(FeatureBank(in_parts(model.learned, x), labels)).classes
-    return _finish(model, x, labels, classes, start.accuracy, count, history)
+    return _finish(model, x, labels, classes, count, history)
 
 
 def _start(x: Tensor, labels: Tensor, num_seen: int, config: OpenWorldConfig, classes: Tensor | None) -> _Start:
-    """Directions, classes (from k-means unless they are given), and how often a class is right.
-
-    The accuracy is measured before training: afterwards labeled rows look better than others, because the head has learned
-    them.
-    """
+    """Directions, and classes (from k-means unless they are given)."""
     if classes is None:
         assert config.num_novel is not None
         free = int((labels < 0).sum())  # a group needs a row of its own
@@ -168,8 +172,7 @@ def _start(x: Tensor, labels: Tensor, num_seen: int, config: OpenWorldConfig, cl
     whitening, classes = fit_gaussians(z, classes, labels, num_seen=num_seen, rounds=ROUNDS_BEFORE)
     set_affine(encoder.whiten, whitening.center, whitening.matrix)
     classes = by_size(classes, num_seen)
-    accuracy = held_out_accuracy(F.normalize(whitening(z), dim=1), classes, labels)
-    return _Start(encoder, classes, ACCURACY if accuracy is None else accuracy)
+    return _Start(encoder, classes)
 
 
 def _train(
@@ -218,36 +221,37 @@ def _finish(
     x: Tensor,
     labels: Tensor,
     classes: Tensor,
-    accuracy: float,
     count: CountEstimate | None,
     history: list[dict[str, float]],
 ) -> Fitted:
-    """Make the classes balls once more, number the groups by size, and set the thresholds."""
+    """Make the classes balls once more, number the groups by size, and keep what tells strangers."""
     num_seen = model.num_seen
     z = in_parts(model.learned, x)
     whitening, classes = fit_gaussians(z, by_size(classes, num_seen), labels, num_seen=num_seen, rounds=ROUNDS_AFTER)
-    z = F.normalize(whitening(z), dim=1)
+    z = unit(whitening(z))
     classes = fit_mixture(z, classes, labels, num_seen=num_seen, rounds=ROUNDS_AFTER).assignment
     mixture = fit_mixture(z, by_size(classes, num_seen), labels, num_seen=num_seen, rounds=1)
 
-    done = OpenWorldModel.from_settings(model.settings() | {"num_classes": len(mixture.prototypes)})
+    classes = mixture.assignment
+    strangers, oddness, near = Strangers.fit(x, classes, len(mixture.prototypes))
+    sizes = {"num_classes": len(mixture.prototypes), "num_references": len(strangers.rows)}
+    done = OpenWorldModel.from_settings(model.settings() | sizes)
     done.encoder.load_state_dict(model.encoder.state_dict())
     done.head.load_state_dict(model.head.state_dict())
     set_affine(done.whiten, whitening.center, whitening.matrix)
+    done.strangers = strangers
     done.prototypes.copy_(mixture.prototypes)
-    every = -(-len(z) // SAMPLE)
-    soft = softness(mixture.logits(z[::every]), accuracy)
-    done.log_share.copy_(soft * mixture.share.log())
-    done.sharpness.copy_(soft * mixture.sharpness)
-    nearest = (z @ mixture.prototypes.T).amax(dim=1)  # (M,)
-    low, middle = (float(nearest.kthvalue(1 + int(q * (len(z) - 1))).values) for q in (OUTLIER_QUANTILE, 0.5))
-    done.outlier_threshold.fill_(low - OUTLIER_MARGIN * (middle - low) - 1e-4)
+    done.log_share.copy_(mixture.share.log())
+    done.sharpness.copy_(mixture.sharpness)
     done.eval().requires_grad_(False)
-    prediction = done.predict_embedded(z)
-    members = prediction.classes[(labels < 0) & ~prediction.unlike_everything]
-    order = order_by_size(members, num_seen, done.num_classes)  # the last moves may have changed which is larger
+    # The last moves may have changed which group is larger, and strangers do not make one larger.
+    members = done.logits(z).argmax(dim=1)[(labels < 0) & (oddness <= strangers.threshold())]
+    order = order_by_size(members, num_seen, done.num_classes)
     done.prototypes.copy_(done.prototypes[order])
     done.log_share.copy_(done.log_share[order])
+    strangers.classes.copy_(order.argsort()[strangers.classes])
+    near = strangers.classes[near]
+    prediction = done.said(*done.judge(z, oddness, near), oddness)
     if count is not None and count.num_classes != done.num_classes:
         count = count.left(done.num_classes)
-    return Fitted(done, z, done.predict_embedded(z), count, history)
+    return Fitted(done, z, prediction, near, count, history)

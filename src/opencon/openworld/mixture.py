@@ -110,35 +110,3 @@ def _one_hot(start: Tensor, labels: Tensor, num_seen: int) -> Tensor:
 def _share(q: Tensor) -> Tensor:
     size = q.sum(dim=0) + EXTRA
     return size / size.sum()
-
-
-@torch.no_grad()
-def held_out_accuracy(z: Tensor, assignment: Tensor, labels: Tensor) -> float | None:
-    """Share of labeled rows whose nearest prototype is right. Prototypes are made without the rows that are judged.
-
-    Every second labeled row of a class is judged; None where no class has two. One right and one wrong row are added
-    (Laplace), because a few rows say little.
-    """
-    labeled = (labels >= 0).nonzero()[:, 0]
-    labeled = labeled[torch.argsort(labels[labeled], stable=True)]  # class by class
-    counts = torch.bincount(labels[labeled])
-    turn = torch.arange(len(labeled)) - (counts.cumsum(0) - counts)[labels[labeled]]  # number of the row in its class
-    held = labeled[turn % 2 == 1]
-    if len(held) == 0:
-        return None
-    rest = torch.ones(len(z), dtype=torch.bool)
-    rest[held] = False
-    total = z.new_zeros(int(assignment.max()) + 1, z.shape[1]).index_add_(0, assignment[rest], z[rest])
-    right = (z[held] @ F.normalize(total, dim=1).T).argmax(dim=1) == labels[held]
-    return float((right.sum() + 1) / (len(held) + 2))
-
-
-@torch.no_grad()
-def softness(logits: Tensor, confidence: float) -> float:
-    """The factor in (0, 1] that brings the mean probability of the likeliest class down to `confidence`, by bisection."""
-    low, high = 0.0, 1.0
-    for _ in range(20):
-        middle = (low + high) / 2
-        too_sure = float((middle * logits).softmax(dim=1).amax(dim=1).mean()) > confidence
-        low, high = (low, middle) if too_sure else (middle, high)
-    return high

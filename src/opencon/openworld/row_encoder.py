@@ -81,6 +81,12 @@ def tamed(x: Tensor) -> Tensor:
     return x if most == 0 or length.max() <= most else middle + away * (most / length).clamp(max=1)
 
 
+def unit(z: Tensor) -> Tensor:
+    """(M, D) -> unit rows. A row of zeros has no direction, and gets that of the first axis."""
+    first = torch.eye(1, z.shape[1], dtype=z.dtype, device=z.device)
+    return F.normalize(torch.where((z == 0).all(dim=1, keepdim=True), first, z), dim=1)
+
+
 @torch.no_grad()
 def set_affine(layer: nn.Linear, center: Tensor, matrix: Tensor) -> None:
     """Make a linear layer compute (z - center) matrix."""

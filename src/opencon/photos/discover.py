@@ -4,6 +4,9 @@
 
     OUT/assignments.csv    a line for each photo
     OUT/embeddings.npy     (n, D) unit rows of the photos that could be read, in the order of assignments.csv
+    OUT/neighbors.npy      (n, 6) how odd each is, and the classes of the five photos most like it
+    OUT/features.npy       (n, F) what the encoder says of them, float16, to learn again from
+    OUT/discovery.json     where the photos lie
     OUT/model.json, model.safetensors   for `opencon predict`
     OUT/result.json, config.json, environment.json   the result, the settings, the machine
     OUT/report.html        one page that opens offline
@@ -15,8 +18,10 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
 import re
 import shlex
+import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
@@ -28,25 +33,40 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from opencon.counting import COUNTERS, CountEstimate
+from opencon.counting import CountEstimate
 from opencon.data.listings import printable
 from opencon.encoders.stored import EncoderFacts
 from opencon.errors import DataError, RunError
+from opencon.files import explained
 from opencon.metrics import OpenWorldAccuracy, evaluate
+from opencon.openworld.engine import COUNTERS
 from opencon.openworld.fit import Fitted, OpenWorldConfig, fit_features
-from opencon.photos.features import Extractor, FeatureSettings, PhotoFeatures, photo_features
+from opencon.openworld.stability import stability
+from opencon.photos import set_aside
+from opencon.photos.features import (
+    FLOAT16_MAX,
+    Extractor,
+    FeatureSettings,
+    PhotoFeatures,
+    photo_features,
+    seconds_for,
+)
 from opencon.photos.finetune import check_finetune, finetune
-from opencon.photos.listing import FEWEST, Photos, check, new_names, some_names, typical_side
-from opencon.photos.model import SETTINGS as MODEL
+from opencon.photos.guesses import KNOWS, guess_names
+from opencon.photos.listing import FEWEST, Photos, check, common_root, new_names, some_names, typical_side
 from opencon.photos.model import OpenConModel, identity
+from opencon.photos.model_settings import SETTINGS as MODEL
+from opencon.photos.set_aside import SetAside
+from opencon.report.doubt import doubt_of
 from opencon.report.html import ReportData, write_report
 from opencon.report.map import map_positions
 from opencon.report.table import Group, PhotoRow, PhotoTable
 from opencon.runtime import environment
-from opencon.training.run_folder import ASSIGNMENTS, DISCOVERY, EMBEDDINGS, RunFolder
+from opencon.training.run_folder import ASSIGNMENTS, DISCOVERY, EMBEDDINGS, FEATURES, NEIGHBORS, RunFolder, holds_others
 
 SMALL_SIDE, SMALL_SIZE = 144, 128  # photos up to this side are encoded at this size: more pixels would be made up
 REPORT = "report.html"
+WHAT = "a folder of `opencon discover`"
 
 Progress = Callable[[str, int, int], None]  # stage, done, all
 
@@ -74,11 +94,12 @@ class Discovery:
     replaced: list[str]  # names of groups that `opencon name` had set in this folder; they are gone now
     record: dict[str, Any]  # result.json
     folder: Path
+    doubt: str = ""  # why the result is shaky and what would help; empty where nothing speaks against it
 
     @property
     def headline(self) -> str:
-        """The outcome in one sentence."""
-        return self.table.headline
+        """The outcome in a sentence; where it is shaky, a sentence before it says so."""
+        return f"{self.doubt} {self.table.headline}".lstrip()
 
     @property
     def groups(self) -> list[Group]:
@@ -111,20 +132,24 @@ class Prepared:
     config: DiscoverConfig
     extractor: Extractor
 
-    def plan(self) -> dict[str, str]:
-        """What will be done, in words. This opens no photo, but it times the encoder."""
+    def plan(self, cache: Path | None) -> dict[str, str]:
+        """What will be done, in words. Two seconds of it are done, to tell how long it will take."""
         photos, f, fit = self.photos, self.config.features, self.config.fit
-        seconds = len(photos.paths) * (1 + f.num_views) / _images_per_second(self.extractor)
+        seconds = seconds_for(photos.paths, self.extractor, cache=cache)
         about = f"about {seconds / 60:.0f} min" if seconds >= 90 else f"about {max(seconds, 1):.0f} s"
         labeled, classes = photos.num_labeled, len(photos.class_names)
         looks = "as it is" if f.num_views == 0 else f"and {f.num_views} view{'s' * (f.num_views > 1)} of it"
         groups = "as many new groups as there seem to be" if fit.num_novel is None else f"{fit.num_novel} new"
+        groups = "{} to {} new".format(*fit.novel_range) if fit.novel_range else groups
+        held = (
+            f"{labeled:,} labeled in {classes} class{'es' if classes > 1 else ''} "
+            f"({some_names(photos.class_names)}), {len(photos.paths) - labeled:,} unlabeled"
+        )
         return {
-            "photos": f"{len(photos.paths):,}: {labeled:,} labeled in {classes} class{'es' if classes > 1 else ''} "
-            f"({some_names(photos.class_names)}), {len(photos.paths) - labeled:,} unlabeled",
+            "photos": f"{len(photos.paths):,}: {held if labeled else 'none is labeled'}",
             "encoder": f"{f.encoder} at {self.extractor.encoder.image_size} px, each photo {looks}: {about} "
-            f"where nothing is cached; grouping and the page come on top",
-            "looks for": f"the {classes} seen and {groups}",
+            f"{'where nothing is cached' if cache is None else 'from here'}; grouping and the page come on top",
+            "looks for": f"the {classes} seen and {groups}" if classes else groups,
             "how": f"{self._learning()}, seed {fit.seed}",
         }
 
@@ -141,6 +166,9 @@ class Prepared:
 def prepare(photos: Photos, config: DiscoverConfig, device: torch.device) -> Prepared:
     """Refuse what cannot work, decide at which size photos are encoded, and open the encoder."""
     check(photos)
+    if (config.fit.steps or config.finetune) and not photos.num_labeled:
+        asked = "--finetune" if config.finetune else "--steps"
+        raise DataError(f"{asked} learns from labels, and no photo has one. Label some photos, or leave {asked} out.")
     config = replace(config, features=with_image_size(config.features, photos))
     extractor = Extractor.open(config.features, device)
     if config.finetune:
@@ -160,10 +188,10 @@ def open_folder(out: Path) -> RunFolder:
     """A new or empty folder, or one that a discovery wrote before; others are refused before any work."""
     try:
         out.mkdir(parents=True, exist_ok=True)
-        if any(out.iterdir()) and not (out / DISCOVERY).exists():
+        if not (out / DISCOVERY).exists() and holds_others(out, [DISCOVERY]):
             raise RunError(f"{out} is not empty and holds no discovery. Give an empty or a new folder with --out.")
         folder = RunFolder(out)
-        folder.write_json(DISCOVERY, {"what": "a folder of `opencon discover`"})
+        folder.write_json(DISCOVERY, {"what": WHAT})
     except OSError as err:
         raise RunError(f"cannot write to {out} ({err.strerror}). Give another --out.") from err
     return folder
@@ -172,8 +200,10 @@ def open_folder(out: Path) -> RunFolder:
 def names_in(folder: RunFolder, photos: Photos) -> list[str]:
     """Names that `opencon name` gave to the groups of the discovery in a folder."""
     names: list[str] = []
-    with contextlib.suppress(RunError, KeyError):  # the model is missing or damaged, and about to be replaced
-        names = folder.read_json(MODEL)["class_names"]
+    with contextlib.suppress(
+        RunError, KeyError, TypeError
+    ):  # the model is missing or damaged, and about to be replaced
+        names = [str(name) for name in folder.read_json(MODEL)["class_names"]]
     own = set(photos.class_names)
     return [name for name in dict.fromkeys(names) if name not in own and not re.fullmatch(r"new-\d+", name)]
 
@@ -199,6 +229,7 @@ def discover_photos(
     with folder.held():
         start, photos = time.perf_counter(), prepared.photos
         replaced = names_in(folder, photos)
+        folder.write_json(DISCOVERY, {"what": WHAT, "photos": os.path.abspath(photos.root)})
         folder.write_json("config.json", prepared.config.plain())
         folder.write_json("environment.json", environment(prepared.extractor.device))
         learned = _learn(prepared, folder, cache, progress)
@@ -207,22 +238,30 @@ def discover_photos(
         progress("writing", 0, 1)
         table = _write_results(photos, learned, folder)
         record = _measured(table, learned, photos, truth)
+        stable = stability(
+            learned.fitted.model, learned.features.plain, learned.fitted.prediction.classes, learned.labels
+        )
+        doubt = doubt_of(table, learned.fitted.count, dict(zip(table.class_names, stable.tolist(), strict=True)))
         data = _page(photos, learned, table, record, folder.path)
         record |= {
             "headline": table.headline,
+            "doubt": doubt,
             "photos": len(photos.paths),
             "unreadable": len(table.unreadable),
             "labeled": int((learned.labels >= 0).sum()),
             "groups": [asdict(group) for group in table.groups],
             "count": asdict(learned.fitted.count) if learned.fitted.count else None,
             "unlike_everything": table.num_unlike_everything,
+            "twins": table.num_twins,
             "seconds": seconds | {"everything": time.perf_counter() - start},
         }
         facts = _facts(prepared, record["seconds"]["everything"])
-        write_report(replace(data, facts=facts, names_for=identity(folder)), folder.path / REPORT)
+        with explained(folder.path / REPORT):
+            page = replace(data, facts=facts, doubt=doubt, names_for=identity(folder))
+            write_report(page, folder.path / REPORT)
         folder.write_json("result.json", record)
         progress("writing", 1, 1)
-        return Discovery(table, learned.fitted.count, list(photos.notes), replaced, record, folder.path)
+        return Discovery(table, learned.fitted.count, list(photos.notes), replaced, record, folder.path, doubt)
 
 
 @dataclass(frozen=True, eq=False)
@@ -234,6 +273,8 @@ class _Learned:
     encoder: EncoderFacts
     labels: Tensor  # (n,)
     fitted: Fitted
+    aside: SetAside
+    known: Tensor | None  # (n, F) features that names are guessed from
 
 
 def _learn(prepared: Prepared, folder: RunFolder, cache: Path | None, progress: Progress) -> _Learned:
@@ -243,14 +284,20 @@ def _learn(prepared: Prepared, folder: RunFolder, cache: Path | None, progress: 
     def learn(settings: FeatureSettings, fit: OpenWorldConfig, extractor: Extractor) -> _Learned:
         features = read_features(photos, extractor, cache, progress)
         labels = torch.tensor(photos.labels_of(features.kept))
-        fitted = fit_features(
+        aside = set_aside.find(features.plain, [photos.paths[i] for i in features.kept], labels, FEWEST)
+        fitted = set_aside.fit_those_that_count(
             features.plain,
-            labels,
-            fit,
-            views=features.views if settings.num_views else None,
-            progress=lambda i, n: progress("learning", i, n),
+            aside,
+            lambda rows: fit_features(
+                features.plain[rows],
+                labels[rows],
+                fit,
+                views=features.views[rows] if settings.num_views else None,
+                progress=lambda i, n: progress("learning", i, n),
+            ),
         )
-        return _Learned(features, settings, EncoderFacts.of(extractor.encoder), labels, fitted)
+        known = features.plain if settings.encoder == KNOWS else None
+        return _Learned(features, settings, EncoderFacts.of(extractor.encoder), labels, fitted, aside, known)
 
     first = learn(config.features, config.fit, extractor)
     if not config.finetune:
@@ -268,7 +315,8 @@ def _learn(prepared: Prepared, folder: RunFolder, cache: Path | None, progress: 
     tuned = Extractor.open(settings, extractor.device)
     num_novel = first.fitted.model.num_classes - first.fitted.model.num_seen
     second = learn(settings, replace(config.fit, num_novel=num_novel), tuned)
-    return replace(second, fitted=replace(second.fitted, count=first.fitted.count))
+    known = first.known if second.features.kept == first.features.kept else None  # a photo may have gone meanwhile
+    return replace(second, fitted=replace(second.fitted, count=first.fitted.count), known=known)
 
 
 def _write_results(photos: Photos, learned: _Learned, folder: RunFolder) -> PhotoTable:
@@ -277,12 +325,20 @@ def _write_results(photos: Photos, learned: _Learned, folder: RunFolder) -> Phot
     num_new = fitted.model.num_classes - fitted.model.num_seen
     class_names = (*photos.class_names, *itertools.islice(new_names(photos.class_names), num_new))
     files = [names[i] for i in learned.features.kept]
-    model = OpenConModel.of(fitted, class_names, learned.settings, learned.encoder, files, labels)
+    said = fitted.prediction
+    classes = torch.where((labels < 0) & ~said.unlike_everything, said.classes, -1)
+    guesses = guess_names(learned.known, classes, fitted.model.num_seen, fitted.model.num_classes)
+    model = OpenConModel.of(
+        fitted, class_names, learned.settings, learned.encoder, files, labels, guesses, learned.aside.counts
+    )
     model.save(folder)
     folder.write_array(EMBEDDINGS, fitted.z.numpy())
+    folder.write_array(NEIGHBORS, torch.cat([fitted.prediction.oddness[:, None], fitted.near], dim=1).numpy())
+    folder.write_array(FEATURES, learned.features.plain.clamp(-FLOAT16_MAX, FLOAT16_MAX).half().numpy())
     label_names = [class_names[label] if label >= 0 else None for label in labels.tolist()]
     unread = [PhotoRow.unread(names[i], reason) for i, reason in learned.features.problems.items()]
-    table = model.training_table(files, fitted.z, label_names, unread, fitted.prediction)
+    twin_of = [None if twin < 0 else files[twin] for twin in learned.aside.twin_of.tolist()]
+    table = model.training_table(files, fitted.z, said, label_names, unread, twin_of)
     folder.write_text(ASSIGNMENTS, table.to_csv())
     return table
 
@@ -294,17 +350,18 @@ def count_classes(
     cache: Path | None,
     device: torch.device,
     seed: int,
-    by: str = "tree",
+    by: str = "engine",
+    max_classes: int | None = None,
     progress: Progress,
 ) -> CountEstimate:
-    """How many classes the photos seem to show, seen and new, by one of `counting.COUNTERS`."""
+    """How many classes the photos seem to show, seen and new, by one of `COUNTERS`."""
     count = COUNTERS[by]
     check(photos)
     features = with_image_size(features, photos)
     extractor = Extractor.open(features, device)
     rows = read_features(photos, extractor, cache, progress)
     labels = torch.tensor(photos.labels_of(rows.kept))
-    return count(rows.plain, labels, num_seen=len(photos.class_names), seed=seed)
+    return count(rows.plain, labels, num_seen=len(photos.class_names), seed=seed, max_classes=max_classes)
 
 
 def read_features(photos: Photos, extractor: Extractor, cache: Path | None, progress: Progress) -> PhotoFeatures:
@@ -358,12 +415,22 @@ def _page(photos: Photos, learned: _Learned, table: PhotoTable, record: Mapping[
         accuracy = OpenWorldAccuracy(record["all"], record["novel"], record["seen"], record["protocol"])
 
     def picture(row: int) -> Image.Image | None:
+        path = photos.paths[learned.features.kept[row]]
         try:
-            return Image.open(photos.paths[learned.features.kept[row]])
+            return Image.open(path) if path.is_file() else None
         except (OSError, ValueError, Image.DecompressionBombError):  # gone or changed since it was read
             return None
 
-    folder = shlex.quote(str(out))
+    folder = shlex.quote(os.path.abspath(out))
+    steps = [
+        (
+            "Sort photos with this model; give others in place of these",
+            f"opencon predict {folder} {_pile(photos)} --csv sorted.csv",
+        ),
+        ("Take the model elsewhere, as ONNX and as a folder", f"opencon export {folder} --out model"),
+    ]
+    if again := _again(max(learned.fitted.model.num_classes - learned.fitted.model.num_seen, 1)):
+        steps.append(("Again, with more labels in the same place or another number of groups", again))
     return ReportData(
         title=photos.title,
         table=table,
@@ -372,14 +439,28 @@ def _page(photos: Photos, learned: _Learned, table: PhotoTable, record: Mapping[
         xy=xy,
         projection=projection,
         count=learned.fitted.count,
-        next_steps=[
-            ("Sort new photos with this model", f"opencon predict {folder} NEW_PHOTOS/ --csv sorted.csv"),
-            ("Take the model elsewhere, as ONNX and as a folder", f"opencon export {folder} --out model/"),
-            ("Again, with more labels or another number", f"opencon discover ... --novel 8 --out {folder}"),
-        ],
-        names_command=f"opencon name {folder} names.csv",
+        next_steps=steps,
+        names_command=f"opencon name {folder} ~/Downloads/names.csv",
         accuracy=accuracy,
     )
+
+
+def _pile(photos: Photos) -> str:
+    """The folder of the unlabeled photos, for a command."""
+    folders = {path.parent for path, label in zip(photos.paths, photos.labels, strict=True) if label < 0}
+    return shlex.quote(str(common_root(*folders)))
+
+
+def _again(num_novel: int) -> str:
+    """The command that this program was started with, from any folder, and with a number of groups; empty in Python."""
+    if sys.argv[1:2] != ["discover"]:
+        return ""
+    words = [os.path.abspath(word) if os.path.exists(word) else word for word in sys.argv[1:]]
+    while "--novel" in words:
+        at = words.index("--novel")
+        del words[at : at + 2]
+    words = [word for word in words if not word.startswith("--novel=")]
+    return shlex.join(["opencon", *words, "--novel", str(num_novel)])
 
 
 def _facts(prepared: Prepared, seconds: float) -> dict[str, object]:
@@ -392,16 +473,3 @@ def _facts(prepared: Prepared, seconds: float) -> dict[str, object]:
         "seconds": f"{seconds:.0f}",
         "made with": f"torch {torch.__version__} on {prepared.extractor.device}",
     }
-
-
-@torch.inference_mode()
-def _images_per_second(extractor: Extractor) -> float:
-    """The speed of the encoder on this machine, from one timed batch."""
-    size = extractor.encoder.image_size
-    images = torch.zeros(extractor.photos_at_once, 3, size, size, dtype=torch.uint8)
-    keys = ["0" * 64] * len(images)
-    extractor(images, keys)
-    began = time.perf_counter()
-    extractor(images, keys)
-    seconds = time.perf_counter() - began
-    return len(images) * (1 + extractor.settings.num_views) / max(seconds, 1e-6)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
 from opencon.errors import MissingExtraError, RunError
+from opencon.files import parse_json, read_file
 from opencon.photos.model import OpenConModel
 from opencon.photos.onnx import export_onnx
 
@@ -18,10 +18,10 @@ def export_folder(run: Path, out: Path, *, onnx: bool | None) -> Iterator[str]:
     model = OpenConModel.from_pretrained(run)
     facts = {}
     try:
-        result = json.loads((run / "result.json").read_text(encoding="utf-8"))
+        result = parse_json(read_file(run / "result.json"))
         facts = {"photos": f"{result['photos']:,}, of which {result['labeled']:,} labeled", "found": result["headline"]}
-    except (OSError, ValueError, KeyError):
-        pass  # an exported folder, which has no result
+    except (OSError, ValueError, KeyError, TypeError):
+        pass  # an exported folder has no result, and a damaged one says nothing
     if out.resolve() == run.resolve():
         raise RunError(f"--out {out} is the discovery itself. Give another folder.")
     model.save_pretrained(out, facts=facts)

@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import math
+import time
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -28,7 +30,7 @@ from opencon.data.color import to_gray
 from opencon.data.listings import printable
 from opencon.data.sources import read_images
 from opencon.encoders.pretrained import PretrainedEncoder, open_encoder
-from opencon.errors import require
+from opencon.errors import require, require_seed
 from opencon.photos.cache import FeatureCache
 from opencon.runtime import fast_dtype, generator
 
@@ -38,6 +40,9 @@ VIEWS = AugmentConfig(crop_scale=(0.4, 1.0), flip_p=0.5, jitter=(0.2, 0.2, 0.2, 
 VIEWS_FOR_STEPS = 4  # ours: views of each photo where a head is trained on them; more gain nothing
 VERSION = 2  # of all that leads from a file to features; raise it to have cached features computed again
 
+# Ours: time to find out how long the photos will take, how many stand for all, and how many are computed at a time, so that
+# several parts are done in that time.
+PROBE_SECONDS, PROBED, PROBED_AT_ONCE = 2.0, 256, 16
 READ_AT_ONCE = 64  # photos decoded together, ours: 10 MB at 224 pixels
 READ_AHEAD = 2  # such parts that are decoded while the network works on others
 HASH_THREADS = 4  # ours: they mostly wait for the disk
@@ -65,7 +70,7 @@ class FeatureSettings:
         size = self.image_size
         require(size is None or size >= 8, f"features.image_size = {size} must be at least 8 pixels.")
         require(self.num_views >= 0, f"features.num_views = {self.num_views} must not be negative.")
-        require(self.seed >= 0, f"features.seed = {self.seed} must not be negative.")
+        require_seed(self.seed, "features.seed")
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,6 +137,39 @@ def stored_features(
     return PhotoFeatures(plain[kept] if problems else plain, views[kept] if problems else views, kept, problems)
 
 
+def seconds_for(paths: Sequence[Path], extractor: Extractor, *, cache: Path | None) -> float:
+    """About how long the features of these photos will take. A sample of them is computed for two seconds, and kept.
+
+    The sample is spread over all photos, and goes the way of all: its share that is in the cache already stands for theirs.
+    """
+    store = FeatureCache(cache, extractor.encoder.name, extractor.identity())
+    sample = [paths[i] for i in range(0, len(paths), max(1, math.ceil(len(paths) / PROBED)))]
+    reader = Reader(sample, extractor.encoder.image_size, store)
+    known = computed = 0
+    began = first = last = time.perf_counter()
+    before_first = 0
+    with contextlib.closing(_computed(reader, extractor, min(extractor.photos_at_once, PROBED_AT_ONCE))) as parts:
+        for part in parts:
+            last = time.perf_counter()
+            if part.is_computed:
+                computed += len(part.rows)
+                for _, key, rows in part.rows:
+                    if key:
+                        store.put(key, *rows)
+                if not before_first:  # what comes before is starting up
+                    first, before_first = last, computed
+            else:
+                known += len(part.rows) + part.others
+            if last - began > PROBE_SECONDS:
+                break
+    store.flush()
+    if computed == 0:
+        return 0.0
+    steady = computed > before_first
+    each = (last - first) / (computed - before_first) if steady else (last - began) / computed
+    return each * len(paths) * computed / (computed + known)
+
+
 @dataclass(frozen=True, eq=False)
 class Part:
     """Some photos on their way: features from the cache or computed, and photos whose features are still to compute."""
@@ -141,6 +179,7 @@ class Part:
     indices: list[int] = field(default_factory=list)  # of the paths still to compute
     keys: list[str] = field(default_factory=list)
     images: Tensor | None = None  # of those paths, (B, 3, S, S) uint8
+    is_computed: bool = False  # by the network, just now
 
 
 class Reader:
@@ -194,13 +233,19 @@ def content_key(path: Path) -> str:
 
 class Extractor:
     """Photos to features, by the fastest form of the encoder: batch norms are folded, and bfloat16 is used where the
-    processor computes with it.
+    processor computes with it, unless `dtype` says otherwise.
     """
 
-    def __init__(self, encoder: PretrainedEncoder, settings: FeatureSettings, device: torch.device) -> None:
+    def __init__(
+        self,
+        encoder: PretrainedEncoder,
+        settings: FeatureSettings,
+        device: torch.device,
+        dtype: torch.dtype | None = None,
+    ) -> None:
         net, channels = encoder.net, encoder.net.in_channels
         self.encoder, self.settings, self.device = encoder, settings, device
-        self.dtype = fast_dtype(device)
+        self.dtype = dtype or fast_dtype(device)
         net.to(device)
         if net.channels_last:
             net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -266,9 +311,9 @@ class Extractor:
         return ViewParams(*(None if of[0] is None else torch.cat(of).to(self.device) for of in fields))
 
 
-def _computed(reader: Reader, extractor: Extractor) -> Generator[Part, None, None]:
-    """Read and compute photos, `READ_AT_ONCE` at a time; yields finished parts in order."""
-    starts = range(0, len(reader.paths), READ_AT_ONCE)
+def _computed(reader: Reader, extractor: Extractor, at_once: int = READ_AT_ONCE) -> Generator[Part, None, None]:
+    """Read and compute photos, `at_once` at a time; yields finished parts in order."""
+    starts = range(0, len(reader.paths), at_once)
     threads = torch.get_num_threads()
     reading: deque[Future[Part]] = deque()
     computing: deque[Part | Future[Part]] = deque()
@@ -276,7 +321,7 @@ def _computed(reader: Reader, extractor: Extractor) -> Generator[Part, None, Non
     def compute(part: Part) -> Part:
         assert part.images is not None
         rows = extractor(part.images, part.keys)
-        return Part(list(zip(part.indices, part.keys, rows, strict=True)))
+        return Part(list(zip(part.indices, part.keys, rows, strict=True)), is_computed=True)
 
     def begin(part: Part, pool: ThreadPoolExecutor) -> None:
         computing.append(Part(part.rows, part.others))
@@ -300,15 +345,15 @@ def _computed(reader: Reader, extractor: Extractor) -> Generator[Part, None, Non
         for pool in (read_pool, net_pool):
             stack.callback(pool.shutdown, cancel_futures=True)
         for start in starts:
-            numbers = range(start, min(start + READ_AT_ONCE, len(reader.paths)))
+            numbers = range(start, min(start + at_once, len(reader.paths)))
             reading.append(read_pool.submit(reader.read, numbers))
             if len(reading) > READ_AHEAD:
                 begin(reading.popleft().result(), net_pool)
-            while len(computing) > READ_AT_ONCE:
+            while len(computing) > at_once:
                 yield finished()
         while reading:
             begin(reading.popleft().result(), net_pool)
-            while len(computing) > READ_AT_ONCE:
+            while len(computing) > at_once:
                 yield finished()
         while computing:
             yield finished()

@@ -1,4 +1,4 @@
-"""List photos and their labels: from two folders, a folder and a table, or a table alone.
+"""List photos and their labels: from one or two folders, a folder and a table, or a table alone.
 
 Nothing is decoded here, so that a plan and most error messages come before anything slow. A label for a missing file is set
 aside and reported; it is an error only where nothing is left.
@@ -18,7 +18,8 @@ from pathlib import Path
 
 from PIL import Image
 
-from opencon.data.listings import IMAGE_SUFFIXES, find_images, list_folder, printable
+from opencon.data.listings import HEIC_SUFFIXES, IMAGE_SUFFIXES, find_images, list_folder, printable
+from opencon.data.sources import can_read_heic
 from opencon.data.tables import LABEL_COLUMNS, PATH_COLUMNS, read_table
 from opencon.errors import ConfigError, DataError
 
@@ -83,14 +84,17 @@ def find_photos(
     Args:
         folder: with labeled/ and unlabeled/ in it; or any folder, with `labels`.
         labeled: a folder with one sub-folder per class, beside `unlabeled`.
-        unlabeled: a folder with the other photos.
+        unlabeled: a folder with the other photos; alone, no photo has a label.
         labels: a table path,label for the photos in `folder`.
         manifest: a table path,label of all photos, paths relative to it.
     """
     if folder is not None and labeled is unlabeled is labels is manifest is None:
         return from_one_folder(folder)
+    if unlabeled is not None and labeled is folder is labels is manifest is None:
+        images = folder_images(unlabeled)
+        return Photos(tuple(images), (-1,) * len(images), (), common_root(unlabeled))
     ways = {
-        "--labeled DIR --unlabeled DIR": (labeled, unlabeled),
+        "--labeled DIR --unlabeled DIR, or --unlabeled DIR where you know no class": (labeled, unlabeled),
         "PHOTOS --labels TABLE": (folder, labels),
         "--manifest TABLE": (manifest,),
     }
@@ -124,7 +128,8 @@ def from_one_folder(folder: Path) -> Photos:
     if not (labeled.is_dir() and unlabeled.is_dir()):
         raise DataError(
             f"{printable(folder)} alone does not say which classes you know. Put a few photos of each into a folder of its "
-            f"own (known/cat/, known/dog/) and say --labeled known/ --unlabeled {printable(folder)}; or give --labels TABLE."
+            f"own (known/cat/, known/dog/) and say --labeled known/ --unlabeled {printable(folder)}, or give --labels "
+            f"TABLE. If you know none, say --unlabeled {printable(folder)} alone."
         )
     return from_two_folders(labeled, unlabeled)
 
@@ -141,7 +146,7 @@ def from_table(table: Path, folder: Path | None = None) -> Photos:
     missing: list[tuple[int, Path]] = []
     for line, name, label in _labeled_rows(table):
         path = Path(os.path.normpath(base / name))
-        if not path.is_file():
+        if not os.path.isfile(path):  # Path.is_file would raise for a name that is too long
             missing.append((line, path))
             continue
         earlier, _, before = labels.setdefault(os.path.realpath(path), (line, path, label))
@@ -170,12 +175,7 @@ def from_table(table: Path, folder: Path | None = None) -> Photos:
 
 def check(photos: Photos) -> None:
     """Refuse photos from which nothing can be learned."""
-    if photos.num_labeled == 0:
-        raise DataError(
-            f"none of the {len(photos.paths)} photos carries a label, so there is nothing to tell seen from new. Sort a "
-            f"few into one folder per class (--labeled), or give a table path,label (--labels)."
-        )
-    if photos.num_labeled == len(photos.paths):
+    if photos.num_labeled == len(photos.paths) > 0:
         raise DataError(
             f"all {len(photos.paths)} photos carry a label ({some_names(photos.class_names)}): nothing is left to discover. "
             f"Give the others too, as --unlabeled, or without a label in the table."
@@ -212,9 +212,13 @@ def typical_side(paths: tuple[Path, ...]) -> int | None:
     """The median short side of some of the photos, from their headers; None where none can be read."""
     sides = []
     for path in paths[:: max(1, len(paths) // SIZES_LOOKED_AT)]:
+        if path.suffix.lower() in HEIC_SUFFIXES:
+            can_read_heic()  # for thumbnails as well, where all features are cached
         # A damaged file is reported when it is decoded.
-        with contextlib.suppress(Exception), Image.open(path) as image:
-            sides.append(min(image.size))
+        with contextlib.suppress(Exception):
+            if path.is_file():  # opening a pipe would wait forever
+                with Image.open(path) as image:
+                    sides.append(min(image.size))
     return int(statistics.median(sides)) if sides else None
 
 

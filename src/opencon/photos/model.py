@@ -16,12 +16,11 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import safetensors.torch
 import torch
@@ -32,11 +31,15 @@ from opencon.data.listings import images_at
 from opencon.encoders.pretrained import RUN_FILE, PretrainedEncoder, open_encoder
 from opencon.encoders.stored import EncoderFacts, stored_encoder
 from opencon.errors import DataError, RunError
+from opencon.files import read_file
 from opencon.openworld.fit import Fitted
 from opencon.openworld.model import OpenWorldModel, Prediction
+from opencon.openworld.strangers import FALSE_ALARMS, check_false_alarms
 from opencon.photos.cache import FeatureCache
 from opencon.photos.features import Extractor, FeatureSettings, stored_features
+from opencon.photos.guesses import Guess
 from opencon.photos.hub import download, upload
+from opencon.photos.model_settings import FORMAT, SETTINGS, damaged, read_settings
 from opencon.registry import did_you_mean
 from opencon.report.card import CardData, model_card
 from opencon.report.table import PhotoRow, PhotoTable
@@ -44,8 +47,7 @@ from opencon.runtime import pick_device, seeded
 from opencon.training.run_folder import RunFolder
 from opencon.version import __version__
 
-FORMAT = 2  # of model.json; raise it when an older opencon could not read it
-SETTINGS, TENSORS, CARD = "model.json", "model.safetensors", "README.md"
+TENSORS, CARD = "model.safetensors", "README.md"
 MOST_EXAMPLES = 20  # of a class, ours: enough to show what it looks like; 10 kB a class
 NEAREST = 3  # examples named with a photo, ours: they fit on a line
 # Photos that are predicted together, ours: with fewer, cores would wait for the last photos of each part.
@@ -83,6 +85,7 @@ class OpenConModel:
     sizes: tuple[int, ...]  # C: training photos that carried the label or fell to the group
     encoder: EncoderFacts  # of the encoder that the classifier was trained with
     first_names: tuple[str, ...] = ()  # C: the names before any renaming; empty: `class_names`
+    guesses: tuple[Guess | None, ...] = ()  # C: what each new group looks like; empty: nothing is known
     home: Path | None = None  # the folder with the encoder's weights; None: `features` names them
     device: torch.device = CPU  # where the encoder runs
 
@@ -90,7 +93,9 @@ class OpenConModel:
         names, num = self.class_names, self.classifier.num_classes
         if not self.first_names:
             object.__setattr__(self, "first_names", names)
-        if not len(names) == len(self.first_names) == len(self.example_files) == len(self.sizes) == num:
+        if not self.guesses:
+            object.__setattr__(self, "guesses", (None,) * num)
+        if {len(of) for of in (names, self.first_names, self.example_files, self.sizes, self.guesses)} != {num}:
             raise DataError(f"the model has {num} classes and groups, but {len(names)} names. Give one name for each.")
         if self.example_rows.shape != (sum(map(len, self.example_files)), self.classifier.dim):
             raise DataError(f"the examples' embeddings have shape {tuple(self.example_rows.shape)}, not one row each.")
@@ -108,6 +113,8 @@ class OpenConModel:
         encoder: EncoderFacts,
         files: Sequence[str],
         labels: Tensor,
+        guesses: tuple[Guess | None, ...] = (),
+        counts: Tensor | None = None,
     ) -> OpenConModel:
         """The model of a discovery.
 
@@ -118,13 +125,17 @@ class OpenConModel:
             encoder: facts about the encoder that computed them.
             files: n names of photos, for the examples.
             labels: (n,) the user's class in [0, S), or -1.
+            guesses: (C) what each new group looks like.
+            counts: (n,) bool: photos that the model was fitted to, twins of others not; None: all.
         """
         prediction, classifier = fitted.prediction, fitted.model
         classes = torch.where(labels >= 0, labels, prediction.classes)  # (n,)
         belongs = (labels >= 0) | ~prediction.unlike_everything
+        counts = torch.ones_like(belongs) if counts is None else counts
         # (n,) cosine to the prototype of the photo's own class
         typical = (fitted.z * classifier.prototypes[classes]).sum(dim=1)
-        members = [((classes == c) & belongs).nonzero()[:, 0] for c in range(classifier.num_classes)]
+        sizes = [int(((classes == c) & belongs).sum()) for c in range(classifier.num_classes)]
+        members = [((classes == c) & belongs & counts).nonzero()[:, 0] for c in range(classifier.num_classes)]
         best = [rows[typical[rows].argsort(descending=True, stable=True)][:MOST_EXAMPLES] for rows in members]
         return cls(
             classifier,
@@ -132,8 +143,9 @@ class OpenConModel:
             features,
             example_files=tuple(tuple(files[i] for i in rows.tolist()) for rows in best),
             example_rows=fitted.z[torch.cat(best)].clone(),
-            sizes=tuple(map(len, members)),
+            sizes=tuple(sizes),
             encoder=encoder,
+            guesses=guesses,
         )
 
     @property
@@ -158,14 +170,22 @@ class OpenConModel:
             return None
         return torch.tensor([[float(own == name) for name in self.names] for own in self.class_names])
 
-    def named(self, p: Tensor) -> tuple[list[str], list[float]]:
-        """The likeliest name of each row of probabilities (n, C), and how likely it is."""
-        confidence, which = self._of_names(p).max(dim=1)
+    def named(self, prediction: Prediction) -> tuple[list[str], list[float]]:
+        """The likeliest name of each row, and how likely it is."""
+        confidence, which = self._of_names(prediction.p).max(dim=1)
+        if len(self.names) == 1:  # the only one has a probability of 1, and may be wrong
+            confidence = prediction.confidence
         return [self.names[i] for i in which.tolist()], confidence.tolist()
 
     def _of_names(self, values: Tensor) -> Tensor:
         """(n, C) -> (n, K): the sum over classes of the same name."""
         return values if self.name_of is None else values @ self.name_of.to(values)
+
+    @property
+    def guess_of(self) -> dict[str, str]:
+        """What each new group looks like, by the name it has; a group that somebody named needs no guess."""
+        columns = zip(self.class_names, self.first_names, self.guesses, strict=True)
+        return {name: str(guess) for name, first, guess in columns if guess is not None and name == first}
 
     def renamed(self, names: Mapping[str, str]) -> OpenConModel:
         """The same model with other names for some groups (or classes): old name to new name.
@@ -188,26 +208,41 @@ class OpenConModel:
     # --- prediction ---------------------------------------------------------------------------------------------------
 
     def predict(
-        self, paths: Paths, *, cache: str | Path | None = None, progress: Progress = lambda done, total: None
+        self,
+        paths: Paths,
+        *,
+        false_alarms: float = FALSE_ALARMS,
+        cache: str | Path | None = None,
+        progress: Progress = lambda done, total: None,
     ) -> PhotoTable:
         """Predict photos. Returns a table with a row for each, in order.
 
         Args:
             paths: photos; a folder stands for all images below it. One that cannot be read becomes a row with an error.
+            false_alarms: the share of photos of known classes and groups that may be called unlike everything.
             cache: a folder for the features, to use again next time; None: they are not kept.
             progress: called as progress(photos done, photos in all).
         """
-        return self.table(tuple(self.predict_each(paths, cache=cache, progress=progress)))
+        rows = self.predict_each(paths, false_alarms=false_alarms, cache=cache, progress=progress)
+        return self.table(tuple(rows))
 
     def predict_each(
-        self, paths: Paths, *, cache: str | Path | None = None, progress: Progress = lambda done, total: None
+        self,
+        paths: Paths,
+        *,
+        false_alarms: float = FALSE_ALARMS,
+        cache: str | Path | None = None,
+        progress: Progress = lambda done, total: None,
     ) -> Iterator[PhotoRow]:
         """The rows of `predict` one by one, as they are computed."""
+        check_false_alarms(false_alarms)
         paths = [paths] if isinstance(paths, (str, Path)) else paths
         files = [file for path in paths for file in images_at(Path(path).expanduser())]
-        return self._predict(files, None if cache is None else Path(cache).expanduser(), progress)
+        return self._predict(files, false_alarms, None if cache is None else Path(cache).expanduser(), progress)
 
-    def _predict(self, files: Sequence[Path], cache: Path | None, progress: Progress) -> Iterator[PhotoRow]:
+    def _predict(
+        self, files: Sequence[Path], false_alarms: float, cache: Path | None, progress: Progress
+    ) -> Iterator[PhotoRow]:
         extractor = self._extractor
         store = FeatureCache(cache, extractor.encoder.name, extractor.identity())
         for start in range(0, len(files), CHUNK):
@@ -217,7 +252,8 @@ class OpenConModel:
                 progress(before + done, len(files))
 
             features = stored_features(part, extractor, store, report)
-            rows = iter(self.judge([str(part[i]) for i in features.kept], features.plain) if features.kept else ())
+            names = [str(part[i]) for i in features.kept]
+            rows = iter(self.judge(names, features.plain, false_alarms) if names else ())
             for i, file in enumerate(part):
                 if i in features.problems:
                     error = features.problems[i] if os.path.exists(file) else "does not exist"
@@ -226,10 +262,10 @@ class OpenConModel:
                     yield next(rows)
 
     @torch.no_grad()
-    def judge(self, files: Sequence[str], x: Tensor) -> list[PhotoRow]:
+    def judge(self, files: Sequence[str], x: Tensor, false_alarms: float = FALSE_ALARMS) -> list[PhotoRow]:
         """Rows of the table from the names and the features (n, F) of photos."""
-        z = self.classifier.embed(x)
-        return self.rows(files, self.classifier.predict_embedded(z), self.nearest_examples(z))
+        said = self.classifier.predict(x, false_alarms=false_alarms)
+        return self.rows(files, said, self.nearest_examples(self.classifier.embed(x)))
 
     def rows(
         self,
@@ -237,6 +273,7 @@ class OpenConModel:
         prediction: Prediction,
         nearest: Sequence[tuple[str, ...]],
         given: Sequence[str | None] | None = None,
+        twin_of: Sequence[str | None] | None = None,
     ) -> list[PhotoRow]:
         """A prediction as rows of the table.
 
@@ -245,15 +282,18 @@ class OpenConModel:
             prediction: what the classifier says of them.
             nearest: for each photo, the examples most like it.
             given: for each photo, the label it came with.
+            twin_of: for each photo, the one that it is nearly the same as.
         """
         seen = set(self.class_names[: self.num_seen])
+        guesses = self.guess_of
         columns = zip(
             files,
-            *self.named(prediction.p),
+            *self.named(prediction),
             prediction.novelty.tolist(),
             prediction.unlike_everything.tolist(),
             nearest,
             given or [None] * len(files),
+            twin_of or [None] * len(files),
             strict=True,
         )
         return [
@@ -266,29 +306,33 @@ class OpenConModel:
                 unlike_everything=unlike,
                 nearest=examples,
                 given=label,
+                looks_like=None if unlike else guesses.get(name),
+                twin_of=twin,
             )
-            for file, name, confidence, novelty, unlike, examples, label in columns
+            for file, name, confidence, novelty, unlike, examples, label, twin in columns
         ]
 
     def training_table(
         self,
         files: Sequence[str],
         z: Tensor,
+        prediction: Prediction,
         given: Sequence[str | None],
         unread: Iterable[PhotoRow] = (),
-        prediction: Prediction | None = None,
+        twin_of: Sequence[str | None] | None = None,
     ) -> PhotoTable:
         """The table of the training photos, none of which is its own nearest example.
 
         Args:
             files: n names of photos.
             z: (n, D) their embeddings.
+            prediction: what the classifier says of them.
             given: the labels they came with, or None.
             unread: rows of the photos that cannot be read.
-            prediction: what the classifier says of them; None: it is computed.
+            twin_of: for each photo, the one that it is nearly the same as.
         """
-        prediction = self.classifier.predict_embedded(z) if prediction is None else prediction
-        return self.table((*self.rows(files, prediction, self.nearest_examples(z, files), given), *unread))
+        rows = self.rows(files, prediction, self.nearest_examples(z, files), given, twin_of)
+        return self.table((*rows, *unread))
 
     def table(self, rows: tuple[PhotoRow, ...]) -> PhotoTable:
         """Rows with the names of classes and groups."""
@@ -305,7 +349,8 @@ class OpenConModel:
 
     @functools.cached_property
     def _extractor(self) -> Extractor:
-        return Extractor(self.load_encoder(), replace(self.features, num_views=0), self.device)
+        # In float32, so that a model says the same on every machine, and the same as its ONNX graph.
+        return Extractor(self.load_encoder(), replace(self.features, num_views=0), self.device, torch.float32)
 
     def load_encoder(self) -> PretrainedEncoder:
         """Read the encoder from its file; refused if it is not the one that the classifier was trained with."""
@@ -356,7 +401,7 @@ class OpenConModel:
             sizes=tuple(int(n) for n in self._of_names(torch.tensor([self.sizes]))[0]),
             encoder=encoder.name,
             image_size=encoder.image_size,
-            outlier_threshold=float(self.classifier.outlier_threshold),
+            outlier_threshold=float(self.classifier.strangers.threshold()),
             version=__version__,
             facts=facts or {},
         )
@@ -390,6 +435,7 @@ class OpenConModel:
             "class_names": self.class_names,
             "first_names": self.first_names,
             "sizes": self.sizes,
+            "guesses": [None if guess is None else asdict(guess) for guess in self.guesses],
             "classifier": self.classifier.settings(),
             "features": asdict(replace(self.features, encoder=name)),
             "encoder": asdict(self.encoder),
@@ -411,9 +457,9 @@ class OpenConModel:
         for kind in OTHER_KINDS:
             if kind.fits(folder):
                 return kind.open(folder, device)
-        settings = _read_settings(folder)
+        settings = read_settings(folder)
         try:
-            content = (folder / TENSORS).read_bytes()
+            content = read_file(folder / TENSORS)
             if hashlib.sha256(content).hexdigest() != settings["sha256"]:
                 raise ValueError(f"{TENSORS} does not belong to {SETTINGS}, or is damaged")
             tensors = safetensors.torch.load(content)
@@ -430,40 +476,16 @@ class OpenConModel:
                 sizes=tuple(map(int, settings["sizes"])),
                 encoder=from_dict(EncoderFacts, settings["encoder"]),
                 first_names=tuple(map(str, settings["first_names"])),
+                guesses=tuple(None if guess is None else Guess(**guess) for guess in settings["guesses"]),
                 home=folder if settings["has_encoder"] else None,
                 device=device,
             )
         except FileNotFoundError as err:
             raise RunError(f"{folder} has {SETTINGS} but no {TENSORS}. Copy the whole folder.") from err
         except Exception as err:  # wrong settings, or some that do not fit the tensors, fail in many ways
-            raise _damaged(folder, err) from err
+            raise damaged(folder, err) from err
 
 
 def identity(run: RunFolder) -> str:
     """Identify the model in a folder, whatever the names of its groups: a table of names fits one model only."""
     return str(run.read_json(SETTINGS)["sha256"])[:12]
-
-
-def _read_settings(folder: Path) -> dict[str, Any]:
-    path = folder / SETTINGS
-    if not path.is_file():
-        wrote = "`opencon discover`, `train` or `export` wrote"
-        raise RunError(f"{folder} holds no model (no {SETTINGS}). Give the folder that {wrote}.")
-    try:
-        settings = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as err:
-        raise _damaged(folder, err) from err
-    if not isinstance(settings, dict) or "format" not in settings:
-        raise RunError(f"{path} is not a model of opencon (it names no format). Give the folder of a model.")
-    number, version = settings["format"], settings.get("opencon")
-    if isinstance(number, int) and number != FORMAT:
-        way_out = "Run: pip install --upgrade opencon" if number > FORMAT else "Run the discovery again."
-        raise RunError(
-            f"the model in {folder} has format {number} (opencon {version}); this opencon reads format {FORMAT}. {way_out}"
-        )
-    return settings
-
-
-def _damaged(folder: Path, err: Exception) -> RunError:
-    why = str(err).splitlines()[0] if str(err) and not isinstance(err, KeyError) else f"{type(err).__name__} {err}"
-    return RunError(f"the model in {folder} cannot be read ({why}). Copy it again, or run the discovery again.")

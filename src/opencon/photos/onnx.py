@@ -2,7 +2,7 @@
 
     images (B, 3, S, S) float32, RGB in [0, 1]
         --> normalization, encoder (batch norms folded), head, prototypes -->
-    probabilities (B, C), novelty (B,), similarity (B,), unlike_everything (B,), embedding (B, D)
+    probabilities (B, C), confidence (B,), novelty (B,), oddness (B,), unlike_everything (B,), embedding (B, D)
 
 The graph computes in float32. It is compared with PyTorch before the file gets its name.
 
@@ -36,7 +36,7 @@ from opencon.training.run_folder import RunFolder
 from opencon.version import __version__
 
 INPUT = "images"
-OUTPUTS = ("probabilities", "novelty", "similarity", "unlike_everything", "embedding")
+OUTPUTS = ("probabilities", "confidence", "novelty", "oddness", "unlike_everything", "embedding")
 BATCHES = (1, 3, 7)  # sizes that are compared with PyTorch; the graph is recorded with another one, 2
 # Ours: fifty layers that sum in another order change the embedding by some 1e-6, a wrong layer by far more.
 TOLERANCE = 1e-4
@@ -61,10 +61,19 @@ class PhotoNetwork(nn.Module):
     def forward(self, images: Tensor) -> tuple[Tensor, ...]:
         """(B, 3, S, S) in [0, 1] -> the tensors that `OUTPUTS` names."""
         x = to_gray(images) if self.net.in_channels == 1 else images
-        z = self.classifier.embed(self.net((x - self.mean) / self.std))
-        p, novelty, similarity = self.classifier.judge(z)
-        p = p if self.name_of is None else p @ self.name_of
-        return p, novelty, similarity, similarity < self.classifier.outlier_threshold, z
+        rows = self.net((x - self.mean) / self.std)
+        p, confidence, novelty, oddness = self.classifier(rows)
+        if self.name_of is not None:
+            p = p @ self.name_of
+            confidence = p.amax(dim=1)
+        return (
+            p,
+            confidence,
+            novelty,
+            oddness,
+            oddness > self.classifier.strangers.threshold(),
+            self.classifier.embed(rows),
+        )
 
 
 @dataclass(frozen=True)
@@ -123,14 +132,15 @@ def metadata(model: OpenConModel, encoder: PretrainedEncoder) -> dict[str, str]:
         "opencon": __version__,
         "class_names": json.dumps(model.names),  # in ASCII: a name may hold bytes that are no text
         "num_seen": str(model.num_seen_names),
-        "outlier_threshold": repr(float(model.classifier.outlier_threshold)),
+        "outlier_threshold": repr(float(model.classifier.strangers.threshold())),
         "image_size": str(size),
         "encoder": encoder.name,
         "input": f"{INPUT}: float32 (batch, 3, {size}, {size}), RGB in [0, 1]: the photo upright, its short side scaled to "
         f"{size} pixels (bicubic), the central square",
         "output": "probabilities: of the class_names, of which the first num_seen are seen classes, the others new groups; "
-        "novelty: larger is newer, above 0 more likely new than seen; similarity: cosine to the nearest prototype; "
-        "unlike_everything: similarity below outlier_threshold, none of the classes; embedding: of unit length",
+        "confidence: how often such a choice is right; novelty: larger is newer, above 0 more likely new than seen; "
+        "oddness: distance to the nearest training photos beside what is usual there; "
+        "unlike_everything: oddness above outlier_threshold, none of the classes; embedding: of unit length",
     }
 
 
@@ -193,8 +203,8 @@ def compare(content: bytes, network: PhotoNetwork, size: int, runtime: Any) -> d
         images = torch.rand(batch, 3, size, size, generator=draw) * torch.rand(batch, 3, 1, 1, generator=draw)
         got = dict(zip(OUTPUTS, session.run(list(OUTPUTS), {INPUT: images.numpy()}), strict=True))
         want = dict(zip(OUTPUTS, (t.numpy() for t in network(images)), strict=True))
-        # A similarity at the very threshold may fall on either side, so each flag is compared with its own similarity.
-        want["unlike_everything"] = got["similarity"] < np.float32(network.classifier.outlier_threshold)
+        # An oddness at the very threshold may fall on either side, so each flag is compared with its own oddness.
+        want["unlike_everything"] = got["oddness"] > np.float32(network.classifier.strangers.threshold())
         for name in OUTPUTS:
             if got[name].shape != want[name].shape:
                 raise RunError(f"{name!r} has shape {got[name].shape} instead of {want[name].shape}")

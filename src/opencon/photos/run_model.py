@@ -42,8 +42,9 @@ from opencon.experiments.recipes import run_config
 from opencon.experiments.workbench import build_method, open_run, without_weights
 from opencon.methods import METHODS, Method
 from opencon.photos.features import Extractor, FeatureSettings
-from opencon.photos.model import FORMAT, OTHER_KINDS, SETTINGS, OpenConModel, Opener
+from opencon.photos.model import OTHER_KINDS, OpenConModel, Opener
 from opencon.photos.model import TENSORS as MODEL_TENSORS
+from opencon.photos.model_settings import FORMAT, SETTINGS
 from opencon.plugins import RECORD, recall
 from opencon.runtime import seeded
 from opencon.training.run_folder import DISCOVERY, RunFolder

@@ -44,6 +44,7 @@ def model_card(data: CardData) -> str:
         new_noun="group" if num_new == 1 else "groups",
         photos=f"{sum(data.sizes):,}",
         size=data.image_size,
+        draft=data.image_size * 5 // 4,
         outlier=f"{data.outlier_threshold:.4g}",
         classes="\n".join(listed),
         facts="\n".join(facts),
@@ -112,16 +113,23 @@ from PIL import Image, ImageOps
 
 session = onnxruntime.InferenceSession("model.onnx")
 names = json.loads(session.get_modelmeta().custom_metadata_map["class_names"])
-photo = ImageOps.exif_transpose(Image.open("photo.jpg")).convert("RGB")
+photo = Image.open("photo.jpg")
+photo.draft(None, ({draft}, {draft}))  # a large JPEG is decoded smaller, as opencon does
+photo = ImageOps.exif_transpose(photo).convert("RGBA")  # upright, and on white where it is transparent
+photo = Image.alpha_composite(Image.new("RGBA", photo.size, "white"), photo).convert("RGB")
 square = ImageOps.fit(photo, ({size}, {size}), Image.Resampling.BICUBIC)  # the central square
 images = np.asarray(square, dtype=np.float32).transpose(2, 0, 1)[None] / 255  # (1, 3, {size}, {size}) in [0, 1]
-p, unlike_everything = session.run(["probabilities", "unlike_everything"], {{"images": images}})
-print("none of these" if unlike_everything[0] else names[int(p[0].argmax())])
+wanted = ["probabilities", "confidence", "unlike_everything"]
+p, confidence, unlike_everything = session.run(wanted, {{"images": images}})
+print("none of these" if unlike_everything[0] else names[int(p[0].argmax())], round(float(confidence[0]), 3))
 ```
 
-- `confidence` (the largest of `probabilities`) is between 0 and 1.
+- `confidence` says how often such a choice is right: nine of ten where it is 0.9, in the mean over piles of many kinds.
 - `novelty` is larger the less a photo is like the seen classes; above 0 it is more likely something else than seen.
-- `similarity` is the cosine to the nearest prototype. A photo is unlike everything where it is below {outlier}.
+- `oddness` is the distance to the nearest training photos, beside what is usual there. A photo is unlike everything where
+  it is above {outlier}; one in twenty photos of the classes and groups is, too.
+
+The graph and `predict` see the same pixels and say the same.
 
 ## Intended use
 
@@ -132,7 +140,7 @@ them.
 ## Limits
 
 - It knows only the classes and groups above. Other subjects should be unlike everything, but some are taken for a class.
-- Confidence was learned from these photos alone and can be too high on others.
+- Confidence holds in the mean over many piles. In this one it may be too high or too low, and more so on other photos.
 - It sees only the central square of a photo, at {size} x {size} pixels. It misses small things and things at the edge.
 - The groups inherit the biases of the encoder's training images.
 - It must not be used to make decisions about people.

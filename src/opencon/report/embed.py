@@ -28,7 +28,8 @@ def readable(text: object) -> str:
         is_odd = unicodedata.category(letter) in ("Cc", "Cs") or letter in BIDI_CONTROLS
         return f"\\u{code:04x}" if is_odd else letter
 
-    return "".join(map(shown, str(text)))
+    whole = str(text)
+    return whole if whole.isprintable() else "".join(map(shown, whole))  # printable text has none of these
 
 
 def as_html(text: object) -> str:
@@ -44,11 +45,16 @@ def as_json(data: object) -> str:
 
 def as_jpeg(load: Callable[[], Image.Image | None]) -> str:
     """A small JPEG in base64; empty where there is no picture, or none that can be decoded."""
+    return base64.b64encode(jpeg(load, PICTURE_SIDE, PICTURE_QUALITY)).decode("ascii")
+
+
+def jpeg(load: Callable[[], Image.Image | None], side: int, quality: int) -> bytes:
+    """A JPEG whose longer side has at most these pixels; empty where there is no picture, or none that can be decoded."""
     try:
         image = load()
         if image is None:
-            return ""
-        image.draft("RGB", (2 * PICTURE_SIDE, 2 * PICTURE_SIDE))  # decodes a JPEG at a smaller size
+            return b""
+        image.draft("RGB", (2 * side, 2 * side))  # decodes a JPEG at a smaller size
         image = ImageOps.exif_transpose(image)
         if image.mode.startswith("I"):  # 16 bits, which Pillow would clip
             image = Image.fromarray((np.asarray(image).clip(0, 65535) // 257).astype(np.uint8))
@@ -56,12 +62,12 @@ def as_jpeg(load: Callable[[], Image.Image | None]) -> str:
             image = image.convert("RGBA")
             image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
         image = image.convert("RGB")
-        image.thumbnail((PICTURE_SIDE, PICTURE_SIDE))
+        image.thumbnail((side, side))
         buffer = io.BytesIO()
-        image.save(buffer, "JPEG", quality=PICTURE_QUALITY, optimize=True)
+        image.save(buffer, "JPEG", quality=quality, optimize=True)
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
-        return ""  # the file could be read before, so it has changed since; the page says "no picture"
-    return base64.b64encode(buffer.getvalue()).decode("ascii")
+        return b""  # the file could be read before, so it has changed since; the page says "no picture"
+    return buffer.getvalue()
 
 
 def policy_hash(code: str) -> str:

@@ -11,7 +11,6 @@ from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from sklearn.manifold import TSNE
 
 from opencon.errors import ConfigError, DataError, MissingExtraError
 from opencon.files import write_whole
@@ -107,6 +106,8 @@ def save_png(figure: Any, path: Path, **options: Any) -> Path:
 
 def project(z: ArrayLike, *, projection: Projection = "auto", seed: int = 0) -> tuple[str, Points]:
     """(M, D) rows -> the name of the projection and (M, 2) points."""
+    from sklearn.manifold import TSNE  # late: slow to import
+
     z = np.asarray(z, dtype=np.float64)
     least, most = TSNE_IMAGES
     fits = least <= len(z) <= most

@@ -40,8 +40,16 @@ MAX_PHOTOS = 10_000  # ours: names and dots beyond this make the page heavy and 
 NUM_TYPICAL, NUM_UNSURE = 8, 4  # in a gallery; three rows of four on a phone
 UNCERTAIN = 0.5  # ours, because below it the other classes together are likelier than the chosen one
 MAP_UNITS = 10_000  # map positions are whole numbers up to this
-# On a dark page: Paul Tol's light scheme, made for color blindness as `figures.COLORS` is; without its olive, near pear.
-DARK_COLORS = ("#77aadd", "#ee8866", "#44bb99", "#eedd88", "#ffaabb", "#99ddff", "#dddddd", "#bbcc33")
+# 24 colors, after which they come again with another shape. The first are made for color blindness: `figures.COLORS`, and
+# on a dark page Paul Tol's light scheme without its olive, near pear. Each further one is the farthest from all before it
+# (ours, in OKLab) among those that stand out from the page.
+MORE_COLORS = "00c800 0078fc 8400fc fc00fc f09cfc 546078 fc8400 fc0090 fc0000 0000d8 9084d8 9c5400 2ccc88 c060fc"
+FOR_DARK = (
+    "77aadd ee8866 44bb99 eedd88 ffaabb 99ddff dddddd bbcc33 c000fc f00090 00fc00 a860b4 606cfc 908430 fc0018 0cb400 fc78fc "
+    "60fca8 9c8490 c09cfc cc5478 f000d8 fca800 00fcfc"
+)
+LIGHT_COLORS = (*COLORS, *(f"#{color}" for color in MORE_COLORS.split(" ")))
+DARK_COLORS = tuple(f"#{color}" for color in FOR_DARK.split(" "))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -59,6 +67,7 @@ class ReportData:
     names_command: str = ""  # the command that reads names.csv; empty: groups cannot be named here
     names_for: str = ""  # the discovery that names.csv belongs to
     facts: Mapping[str, object] = field(default_factory=dict)  # settings, versions, seconds: the footer
+    doubt: str = ""  # why the result is shaky and what would help
     accuracy: OpenWorldAccuracy | None = None  # where the truth is known
     accuracy_on: str = "the unlabeled photos"  # which photos it was measured on
 
@@ -78,6 +87,7 @@ class _Rows(NamedTuple):
     is_odd: NDArray[np.bool_]  # free, and unlike everything
     is_uncertain: NDArray[np.bool_]  # free, not odd, and the choice has less than an even chance
     is_doubtful: NDArray[np.bool_]  # labeled, but the model sees another class
+    is_twin: NDArray[np.bool_]  # nearly the same as another
 
 
 def write_report(data: ReportData, path: Path) -> Path:
@@ -94,9 +104,10 @@ def write_report(data: ReportData, path: Path) -> Path:
         "script": script,
         "script_hash": policy_hash(script),
         "title": as_html(data.title),
+        "doubt": f'<p class="doubt">{as_html(data.doubt)}</p>' if data.doubt else "",
         "headline": as_html(data.table.headline),
         "shares": _shares(data, rows),
-        "sureness": " ".join(filter(None, (_sureness(rows), _unread(data)))),
+        "sureness": " ".join(filter(None, (_sureness(rows), _twins(data), _unread(data)))),
         "accuracy": _accuracy(data),
         "sample": _sample_note(len(rows.files), len(pictured), len(kept)),
         "names_command": f"Then run:<pre>{as_html(data.names_command)}</pre>" if data.names_command else "",
@@ -134,6 +145,13 @@ def _sureness(rows: _Rows) -> str:
     return " ".join(sentences)
 
 
+def _twins(data: ReportData) -> str:
+    twins = data.table.num_twins
+    return (
+        f"{_be(twins)} nearly the same as {'another' if twins == 1 else 'others'}, and counted once." if twins else ""
+    )
+
+
 def _unread(data: ReportData) -> str:
     unread = len(data.table.unreadable)
     return f'<a href="#problems">{number_of(unread, "file")} could not be read</a>.' if unread else ""
@@ -144,8 +162,9 @@ def _accuracy(data: ReportData) -> str:
         return ""
     a = data.accuracy
     cells = "".join(
-        f"<div><dt>{name}</dt><dd>{'–' if np.isnan(share) else f'{share:.1%}'}</dd></div>"
+        f"<div><dt>{name}</dt><dd>{share:.1%}</dd></div>"
         for name, share in (("all", a.all), ("novel", a.novel), ("seen", a.seen))
+        if not np.isnan(share)  # none of the photos is of such a class
     )
     how = f"Accuracy against the truth, on {as_html(data.accuracy_on)}, protocol {as_html(a.protocol)}"
     return f'<div class="score"><p>{how}</p><dl>{cells}</dl></div>'
@@ -217,7 +236,7 @@ def _galleries(data: ReportData, rows: _Rows) -> list[dict[str, Any]]:
     def add(kind: str, c: int, members: Ids, labeled: Ids) -> None:
         if len(members) + len(labeled):
             chosen = members if len(members) else labeled  # a class without a new member shows its labeled photos
-            order = chosen[np.argsort(-rows.confidence[chosen], kind="stable")]
+            order = chosen[np.lexsort((-rows.confidence[chosen], rows.is_twin[chosen]))]  # a twin shows nothing more
             typical, rest = order[:num_typical].tolist(), order[num_typical:].tolist()
             counts = {"found": len(members), "labeled": len(labeled)}
             galleries.append(
@@ -247,6 +266,8 @@ def _payload(
 ) -> dict[str, Any]:
     """The data of the script; photos are numbered by their position in `kept`."""
     position = {int(row): i for i, row in enumerate(kept)}
+    guesses = {group.name: group.looks_like for group in data.table.groups}
+    twin_of = [row.twin_of for row in data.table.readable]
     spread = rows.xy - rows.xy.min(axis=0)
     xy = np.rint(spread * (MAP_UNITS / (float(spread.max()) or 1.0))).astype(np.int64)  # (M, 2)
     return {
@@ -254,9 +275,10 @@ def _payload(
         "can_name": bool(data.names_command),
         "names_for": data.names_for,
         "threshold": rows.threshold,
-        "colors": COLORS,
+        "colors": LIGHT_COLORS,
         "dark_colors": DARK_COLORS,
         "classes": [readable(name) for name in data.table.class_names],
+        "guesses": [guesses.get(name) for name in data.table.class_names],
         "galleries": [
             g | {part: [position[row] for row in g[part] if row in position] for part in ("typical", "unsure")}
             for g in galleries
@@ -268,6 +290,7 @@ def _payload(
             "given": rows.given[kept].tolist(),
             "confidence": rows.confidence[kept].round(4).tolist(),
             "novelty": [float(f"{value:.4g}") for value in rows.novelty[kept]],
+            "twin_of": [None if (twin := twin_of[row]) is None else readable(twin) for row in kept.tolist()],
             "doubt": np.where(rows.is_odd, 2, rows.is_uncertain)[kept].tolist(),
             "x": xy[kept, 0].tolist(),
             "y": xy[kept, 1].tolist(),
@@ -314,4 +337,5 @@ def _arrays(data: ReportData) -> _Rows:
         is_odd=is_odd,
         is_uncertain=is_free & ~is_odd & (confidence < UNCERTAIN),
         is_doubtful=~is_free & (given != predicted),
+        is_twin=np.array([row.twin_of is not None for row in readable_rows], dtype=bool),
     )

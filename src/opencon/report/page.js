@@ -29,18 +29,31 @@ const isDoubtful = (i) => isLabeled(i) && P.given[i] !== P.predicted[i];
 const isUnsure = (i) => P.doubt[i] === 1;
 const isOdd = (i) => P.doubt[i] === 2;  // unlike everything
 const shownAs = (i) => isLabeled(i) ? P.given[i] : P.predicted[i];
-const nameOf = (c) => typed[c] ? `${typed[c]} (${page.classes[c]})` : page.classes[c];
+const guessed = (c) => page.guesses[c] && page.guesses[c].replace(/, \d+%$/, "");  // what group c looks like
+const marked = (c) => page.guesses[c] ? `${page.classes[c]} (${guessed(c)}?)` : page.classes[c];
+const nameOf = (c) => typed[c] ? `${typed[c]} (${page.classes[c]})` : marked(c);
 const paletteNow = () => dark.matches ? page.dark_colors : page.colors;
 const colorOf = (c) => paletteNow()[c % paletteNow().length];
 
-function swatch(c) {  // a circle for a seen class, a triangle for a new group
+// Round for a seen class. A new group has corners, and other ones each time that the colors begin again.
+const OUTLINES = [
+  [[0, -1.25], [1.15, 0.85], [-1.15, 0.85]],
+  [[-0.95, -0.95], [0.95, -0.95], [0.95, 0.95], [-0.95, 0.95]],
+  [[0, -1.3], [1.3, 0], [0, 1.3], [-1.3, 0]],
+  [[0, 1.25], [1.15, -0.85], [-1.15, -0.85]],
+];
+const outlineOf = (c) => c < S ? null : OUTLINES[Math.floor(c / page.colors.length) % OUTLINES.length];
+
+function swatch(c) {
   const make = (tag, attributes) => {
     const made = document.createElementNS("http://www.w3.org/2000/svg", tag);
     for (const key in attributes) made.setAttribute(key, attributes[key]);
     return made;
   };
   const svg = make("svg", { viewBox: "0 0 16 16", "aria-hidden": "true" });
-  svg.append(c < S ? make("circle", { cx: 8, cy: 8, r: 6.5 }) : make("path", { d: "M8 1 15 14 1 14Z" }));
+  const corners = outlineOf(c);
+  const at = ([x, y]) => `${8 + 5.6 * x} ${8 + 5.6 * y}`;
+  svg.append(corners ? make("path", { d: `M${corners.map(at).join("L")}Z` }) : make("circle", { cx: 8, cy: 8, r: 6.5 }));
   const paint = () => svg.firstChild.setAttribute("fill", colorOf(c));
   dark.addEventListener("change", paint);
   paint();
@@ -77,17 +90,30 @@ function membersWithPicture(g) {  // surest first, then those that the user labe
     .sort((a, b) => isLabeled(a) - isLabeled(b) || P.confidence[b] - P.confidence[a]);
 }
 
+const takers = new Map();  // class -> takes its guess as its name
+
 function headOf(g) {
   const found = g.kind === "new" ? photos(g.found) : g.found ? photos(g.found) + " found" : "none found";
   const labeled = g.labeled ? `, ${number(g.labeled)} labeled by you` : "";
   const head = el("div", { className: "head" }, swatch(g.class), el("h3", {}, el("bdi", {}, page.classes[g.class])));
   head.append(el("span", { className: "of" }, found + labeled));
+  const guess = page.guesses[g.class];
   if (g.kind === "new" && page.can_name) {
-    const field = el("input", { type: "text", placeholder: "What is it?", maxLength: 200, autocomplete: "off" });
+    const hint = guess ? guessed(g.class) + "?" : "What is it?";
+    const field = el("input", { type: "text", placeholder: hint, maxLength: 200, autocomplete: "off" });
     field.value = typed[g.class] || "";
     field.setAttribute("aria-label", "Name for " + page.classes[g.class]);
     field.oninput = () => { typed[g.class] = field.value.trim(); keepTyped(); showNames(); };
+    if (guess) {
+      const take = el("button", { type: "button", className: "guess", title: "Take the guess as its name" });
+      take.append(el("bdi", {}, `looks like: ${guess} (a guess)`));
+      takers.set(g.class, () => { field.value = guessed(g.class); field.oninput(); });
+      take.onclick = takers.get(g.class);
+      head.append(take);
+    }
     head.append(el("label", {}, el("span", {}, "Name"), field));
+  } else if (g.kind === "new" && guess) {
+    head.append(el("span", { className: "guess" }, el("bdi", {}, `looks like: ${guess} (a guess)`)));
   }
   return head;
 }
@@ -135,14 +161,17 @@ for (const id of ["doubtful", "outliers", "seen", "new"]) {
 const groups = page.galleries.filter((g) => g.kind === "new").map((g) => g.class);
 
 $("naming").hidden = !page.can_name;
+$("guess").hidden = !takers.size;
+$("guess").onclick = () => { for (const [c, take] of takers) if (!typed[c]) take(); };
 
 function showNames() {
   const count = groups.filter((c) => typed[c]).length;
   $("named").textContent = `${count} of ${groups.length} ${groups.length === 1 ? "group" : "groups"} named`;
   $("save").disabled = count === 0;
   for (const entry of document.querySelectorAll("#legend [data-class]")) {
-    entry.querySelector("bdi").textContent = nameOf(entry.dataset.class);
+    entry.querySelector("bdi").textContent = nameOf(Number(entry.dataset.class));
   }
+  redraw();
 }
 $("save").onclick = () => {
   const quoted = (text) => '"' + text.replaceAll('"', '""') + '"';
@@ -165,6 +194,7 @@ function factsOf(i) {
   facts.push([how, nameOf(P.predicted[i])], ["Sure", percent(P.confidence[i])]);
   const threshold = page.threshold === null ? "" : `, threshold ${Number(page.threshold.toPrecision(3))}`;
   facts.push(["Novelty", P.novelty[i] + threshold]);
+  if (P.twin_of[i]) facts.push(["Nearly the same as", P.twin_of[i]]);
   if (isOdd(i) || isUnsure(i)) facts.push(["Note", isOdd(i) ? "unlike everything" : "uncertain"]);
   return facts;
 }
@@ -211,7 +241,7 @@ function mark(i, r) {
   } else if (c < S) {
     pen.arc(x, y, r, 0, 7);
   } else {
-    pen.moveTo(x, y - 1.25 * r); pen.lineTo(x + 1.15 * r, y + 0.85 * r); pen.lineTo(x - 1.15 * r, y + 0.85 * r);
+    for (const [dx, dy] of outlineOf(c)) pen.lineTo(x + dx * r, y + dy * r);
     pen.closePath();
   }
   pen.fillStyle = pen.strokeStyle = colorOf(c);
@@ -223,6 +253,37 @@ function mark(i, r) {
   }
   pen.stroke();
 }
+const middles = new Map();  // class -> where its name stands: in the middle of its photos, above nine in ten of them
+for (const g of page.galleries.filter((of) => of.class >= 0).sort((a, b) => b.found + b.labeled - a.found - a.labeled)) {
+  const own = everyPhoto().filter((i) => shownAs(i) === g.class && !isOdd(i));
+  if (!own.length) continue;
+  const at = (values, share) => values.sort((a, b) => a - b)[Math.floor(share * (values.length - 1))];
+  middles.set(g.class, [at(own.map((i) => P.x[i]), 0.5), at(own.map((i) => P.y[i]), 0.9)]);
+}
+
+function writeNames() {  // of the largest first; one that would cover another, or stand outside, is left out
+  const taken = [], style = getComputedStyle(canvas);
+  pen.font = "600 12.5px " + style.fontFamily;
+  pen.textAlign = "center";
+  pen.textBaseline = "middle";
+  pen.lineJoin = "round";
+  for (const [c, [right, up]] of middles) {
+    if (off.has(c) || (lit >= 0 && lit !== c)) continue;
+    const whole = typed[c] || (page.guesses[c] ? marked(c) : page.classes[c]);
+    const text = whole.length > 26 ? whole.slice(0, 25) + "…" : whole;
+    const wide = pen.measureText(text).width / 2 + 4, high = 9;
+    const x = W / 2 + (right - view.x) * unit(), y = H / 2 - (up - view.y) * unit() - radius - high;
+    const clashes = ([a, b, w]) => Math.abs(a - x) < w + wide && Math.abs(b - y) < 2 * high;
+    if (x < wide || y < high || x > W - wide || y > H - high || taken.some(clashes)) continue;
+    taken.push([x, y, wide]);
+    pen.strokeStyle = style.getPropertyValue("--card");
+    pen.lineWidth = 4;
+    pen.strokeText(text, x, y);
+    pen.fillStyle = style.getPropertyValue("--ink");
+    pen.fillText(text, x, y);
+  }
+}
+
 function draw() {
   frame = 0;
   pen.setTransform(devicePixelRatio, 0, 0, devicePixelRatio, 0, 0);
@@ -232,6 +293,7 @@ function draw() {
     mark(i, radius);
   }
   pen.globalAlpha = 1;
+  writeNames();
   if (here < 0) return;
   mark(here, radius + 2);
   pen.beginPath();

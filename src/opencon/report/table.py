@@ -7,8 +7,12 @@ confidence         in the nearest class or group, in [0, 1]
 novelty            larger is less like the seen classes
 unlike_everything  yes or no
 given              the label it came with
-nearest            the most similar examples, separated by vertical bars
+nearest            the most similar examples, separated by vertical bars; a bar within a name is written \\|
+looks_like         a guess at what its new group shows, and how sure
+twin_of            the photo that it is nearly the same as, and which counted for both
 error              why it cannot be read
+
+In CSV, text that a spreadsheet would take for a formula (=, +, - or @ at its start) begins with an apostrophe.
 """
 
 from __future__ import annotations
@@ -16,6 +20,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -25,7 +30,20 @@ from typing import Any, Literal, overload
 
 from opencon.errors import MissingExtraError
 
-COLUMNS = ("file", "predicted", "kind", "confidence", "novelty", "unlike_everything", "given", "nearest", "error")
+COLUMNS = (
+    "file",
+    "predicted",
+    "kind",
+    "confidence",
+    "novelty",
+    "unlike_everything",
+    "given",
+    "nearest",
+    "looks_like",
+    "twin_of",
+    "error",
+)
+FORMULA = re.compile(r"'*[=+\-@\t\r]")  # how a formula begins, behind any number of our own apostrophes
 MOST_SHOWN = 10  # rows that a notebook shows, ours: the first few show what a table is like
 
 
@@ -41,6 +59,8 @@ class PhotoRow:
     unlike_everything: bool  # whether it resembles no class and no group
     given: str | None = None  # the label it came with
     nearest: tuple[str, ...] = ()  # the most similar examples that the model keeps, nearest first
+    looks_like: str | None = None  # a guess at what its new group shows: "dragonfly, 62%"
+    twin_of: str | None = None  # the photo that it is nearly the same as, and which counted for both
     error: str | None = None  # why the photo cannot be read
 
     @classmethod
@@ -74,6 +94,7 @@ class Group:
     name: str
     kind: Literal["seen", "new"]
     size: int
+    looks_like: str | None = None  # a guess at what a new group shows: "dragonfly, 62%"
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,12 +136,18 @@ class PhotoTable(Sequence[PhotoRow]):
         return sum(row.unlike_everything for row in self.unlabeled)
 
     @cached_property
+    def num_twins(self) -> int:
+        """How many photos are nearly the same as another one."""
+        return sum(row.twin_of is not None for row in self.rows)
+
+    @cached_property
     def groups(self) -> list[Group]:
         """Every class and group with its number of unlabeled photos; photos unlike everything belong to none."""
         sizes = Counter(row.predicted for row in self.unlabeled)
         names = dict.fromkeys(self.class_names)  # those with the same name count as one
         seen = set(self.class_names[: self.num_seen])
-        return [Group(name, "seen" if name in seen else "new", sizes[name]) for name in names]
+        guesses = {row.predicted: row.looks_like for row in self.unlabeled if row.looks_like}
+        return [Group(name, "seen" if name in seen else "new", sizes[name], guesses.get(name)) for name in names]
 
     @cached_property
     def headline(self) -> str:
@@ -156,8 +183,9 @@ class PhotoTable(Sequence[PhotoRow]):
             numbers = ("" if value is None else f"{value:.4f}" for value in (row.confidence, row.novelty))
             unlike = "" if row.error else "yes" if row.unlike_everything else "no"
             texts = (row.predicted or "", row.kind or "")
-            nearest = "|".join(row.nearest)
-            table.writerow([row.file, *texts, *numbers, unlike, row.given or "", nearest, row.error or ""])
+            nearest = "|".join(name.replace("\\", "\\\\").replace("|", "\\|") for name in row.nearest)
+            last = (row.given or "", nearest, row.looks_like or "", row.twin_of or "", row.error or "")
+            table.writerow([as_text(row.file), *map(as_text, texts), *numbers, unlike, *map(as_text, last)])
         return text.getvalue()
 
     def to_json_lines(self) -> Iterator[str]:
@@ -186,6 +214,16 @@ class PhotoTable(Sequence[PhotoRow]):
         more = f"<p>... and {len(self) - MOST_SHOWN:,} more</p>" if len(self) > MOST_SHOWN else ""
         title = escape(self.headline)
         return f"<p>{title}</p><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{more}"
+
+
+def as_text(cell: str) -> str:
+    """A cell that no spreadsheet takes for a formula: whoever chose the name of a class could make it one."""
+    return f"'{cell}" if FORMULA.match(cell) else cell
+
+
+def from_text(cell: str) -> str:
+    """What `as_text` made a cell from."""
+    return cell[1:] if cell.startswith("'") and FORMULA.match(cell) else cell
 
 
 def number_of(count: int, one: str, many: str = "") -> str:

@@ -33,7 +33,10 @@ class LARS(torch.optim.Optimizer):
                 continue
             steps = list(torch._foreach_add([p.grad for p in learning], learning, alpha=group["weight_decay"]))
             torch._foreach_mul_(steps, self._rates(learning, group))
-            momenta = [self.state[p].setdefault("momentum", torch.zeros_like(p)) for p in learning]
+            for p in learning:
+                if not self.state[p]:
+                    self.state[p]["momentum"] = torch.zeros_like(p)
+            momenta = [self.state[p]["momentum"] for p in learning]
             torch._foreach_mul_(momenta, group["momentum"])
             torch._foreach_add_(momenta, steps)
             torch._foreach_sub_(learning, momenta)

@@ -82,9 +82,10 @@ def parameter_groups(module: nn.Module, config: TrainConfig) -> Groups:
             if name in names:
                 lr = lr if rule.lr is None else rule.lr
                 decay = decay if rule.weight_decay is None else rule.weight_decay
-        rate = torch.tensor(lr, device=p.device)
-        fresh = {"params": [], "lr": rate, "weight_decay": decay, "lr_ratio": lr / config.lr}
-        groups.setdefault((lr, decay), fresh)["params"].append(p)
+        if (lr, decay) not in groups:
+            rate = torch.tensor(lr, device=p.device)
+            groups[lr, decay] = {"params": [], "lr": rate, "weight_decay": decay, "lr_ratio": lr / config.lr}
+        groups[lr, decay]["params"].append(p)
     return list(groups.values())
 
 
@@ -160,16 +161,17 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float | Tensor) -> N
         group["lr"].copy_(rate) if isinstance(rate, Tensor) else group["lr"].fill_(rate)
 
 
-def adopt(optimizer: torch.optim.Optimizer, config: TrainConfig) -> list[nn.Parameter]:
-    """Make the rates of an optimizer from elsewhere such as ours: tensors that keep their ratio to `train.lr`.
+def is_ours(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether `build_optimizer` has made it."""
+    return all("lr_ratio" in group for group in optimizer.param_groups)
 
-    Returns the parameters that it moves.
-    """
+
+def adopt(optimizer: torch.optim.Optimizer, config: TrainConfig) -> None:
+    """Make the rates of an optimizer from elsewhere such as ours: tensors that keep their ratio to `train.lr`."""
     for group in optimizer.param_groups:
         if "lr_ratio" not in group:
             group["lr_ratio"] = float(group["lr"]) / config.lr
             group["lr"] = torch.tensor(float(group["lr"]), device=group["params"][0].device)
-    return [p for group in optimizer.param_groups for p in group["params"]]
 
 
 def restore(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:

@@ -13,7 +13,8 @@ from opencon.config import TrainConfig
 from opencon.data.loader import Draws, TwoStreamLoader, tree_map
 from opencon.errors import DivergedError
 from opencon.methods.base import Epoch, FeatureBank, Method
-from opencon.training.optimizer import OPTIMIZERS, adopt, learning_rate, set_learning_rate
+from opencon.training.optimizer import OPTIMIZERS, adopt, is_ours, learning_rate, set_learning_rate
+from opencon.training.ranks import add_gradients, is_recordable, take_over
 
 OnStep = Callable[[int, int], None]  # (epoch, finished steps)
 OnEpoch = Callable[[int, dict[str, float]], None]  # (epoch, mean of each logged term)
@@ -32,14 +33,16 @@ def fit(
     on_epoch: OnEpoch = lambda epoch, means: None,
 ) -> None:
     """Train `method` in place, from `first_epoch` to the end. Everything slow or optional happens in the callbacks."""
-    step = TrainStep(method, optimizer, loader, scaler, config)
     # A gradient scaler decides on the host whether to step; nothing else of ours does.
-    reads_nothing = method.reads_nothing and OPTIMIZERS[config.optimizer].captures and not scaler.is_enabled()
-    captured = config.capture and step.device.type == "cuda" and reads_nothing
+    optimizer_reads = scaler.is_enabled() or not (is_ours(optimizer) and OPTIMIZERS[config.optimizer].captures)
+    step = TrainStep(method, optimizer, loader, scaler, config)
+    reads_nothing = method.reads_nothing and not optimizer_reads
+    captured = config.capture and step.device.type == "cuda" and reads_nothing and is_recordable()
     advance: Callable[[], None] = Captured(step) if captured else step
     for epoch in range(first_epoch, config.epochs):
         method.train()
         method.before_epoch(Epoch(epoch, config.epochs, features))
+        take_over(method)
         draws = loader.draw(epoch)
         step.start_epoch(epoch, draws)
         with closing(loader.feed(draws)) as feed:
@@ -50,6 +53,7 @@ def fit(
                     on_step(epoch, index + 1)
         step.check(epoch)
         check_weights(method, epoch)
+        take_over(method)
         on_epoch(epoch, step.means())
 
 
@@ -68,8 +72,12 @@ class TrainStep:
         config: TrainConfig,
     ) -> None:
         self.method, self.optimizer, self.loader, self.scaler = method, optimizer, loader, scaler
-        self.config, self.learning = config, adopt(optimizer, config)
-        self.loss_of = torch.compile(method.step) if config.compile else method.step
+        self.config, is_shared = config, loader.sharing is not None
+        adopt(optimizer, config)
+        self.learning = [p for group in optimizer.param_groups for p in group["params"]]
+        self.loss_of = torch.compile(method.step) if config.compile and not is_shared else method.step
+        if config.compile and is_shared:  # what ranks say to each other stays outside
+            method.embedder.encoder.compile()
         self.device = loader.images.device
         self.index = torch.zeros(1, dtype=torch.long, device=self.device)  # of this step in its epoch
         self.draws: Draws | None = None
@@ -98,6 +106,7 @@ class TrainStep:
         out = self.loss_of(self.loader.batch(self.draws, self.index))
         self.optimizer.zero_grad(set_to_none=True)
         self.scaler.scale(out.loss).backward()  # type: ignore[no-untyped-call, unused-ignore]
+        add_gradients(self.method, is_shared=self.loader.sharing is not None)
         if self.config.per_step:
             set_learning_rate(self.optimizer, self.rates.index_select(0, self.index)[0])
         if self.config.clip is not None:

@@ -1,0 +1,336 @@
+"""Photos to features in shards, by any number of workers that may die: what `opencon embed` does.
+
+    OUT/embed.json             the source, the encoder and the number of shards
+    OUT/pieces.jsonl           which photos belong to which shard, a line each; written once, by the first worker
+    OUT/shards/00017.npy       (n, F) float32: the features of the photos that can be read, to be mapped into memory
+    OUT/shards/00017.jsonl     a line for each photo: its name, its label, and why it cannot be read, if so
+    OUT/shards/00017.done      written last: sizes and checksums of the two
+    OUT/shards/00017.claim     a worker is at it; touched as it goes on
+
+A shard depends on its piece and the encoder alone. So it does not matter who computes it, when, or how often: files are
+renamed into place, and twice the same is the same. A claim only keeps workers from doing the same work. It ends with its
+process on this machine, and elsewhere once it has not been touched for a while.
+
+Letters: n photos that can be read, F features.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import itertools
+import json
+import os
+import platform
+import random
+import secrets
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from opencon.data.sources import decode_bytes
+from opencon.data.streaming import usable_cores
+from opencon.errors import RunError
+from opencon.files import PARTIAL, explained, parse_json, read_file
+from opencon.photos.features import Extractor
+from opencon.photos.pieces import Photo, Piece, pieces_of
+from opencon.training.run_folder import RunFolder, holds_others
+
+PLAN, PIECES, SHARDS = "embed.json", "pieces.jsonl", "shards"
+SHARD = 1024  # photos in a shard of files, ours: some seconds on a GPU, a minute on a CPU; 5 MB
+PART = 64  # photos decoded together, while the network works on those before
+AHEAD = 2  # such parts that are decoded ahead
+STALE = 180.0  # seconds after which an untouched claim of another machine counts as that of a dead worker, ours
+
+Rows = npt.NDArray[np.float32]
+Progress = Callable[[int, int], None]  # shards that are done, and all
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is embedded, and how; the same for all workers of a folder."""
+
+    out: Path
+    record: dict[str, Any]  # embed.json
+
+    @property
+    def num_shards(self) -> int:
+        """How many shards there are."""
+        return int(self.record["shards"])
+
+    @cached_property
+    def _starts(self) -> list[int]:
+        """Where each line of pieces.jsonl begins."""
+        with (self.out / PIECES).open("rb") as file:
+            return [0, *itertools.accumulate(len(line) for line in file)]
+
+    def piece(self, shard: int) -> Piece:
+        """The photos of a shard."""
+        with (self.out / PIECES).open("rb") as file:
+            file.seek(self._starts[shard])
+            return Piece.of(parse_json(file.readline()))
+
+    def file(self, shard: int, kind: str) -> Path:
+        """A file of a shard: npy, jsonl, done or claim."""
+        return self.out / SHARDS / f"{shard:05}.{kind}"
+
+    def is_done(self, shard: int) -> bool:
+        """Whether a shard is finished and its files have the sizes they were written with."""
+        try:
+            done = parse_json(read_file(self.file(shard, "done")))
+            return all(self.file(shard, kind).stat().st_size == done["bytes"][kind] for kind in ("npy", "jsonl"))
+        except (OSError, ValueError, KeyError, TypeError):
+            return False
+
+
+def make_plan(source: str, extractor: Extractor, out: Path, *, size: int = SHARD) -> Plan:
+    """The plan of a folder: the one that is there, if it is for the same source and encoder, or a new one."""
+    own: dict[str, Any] = {"source": source if "://" in source else str(Path(source).expanduser().absolute())}
+    own |= {"features": extractor.encoder.net.num_features, "photos_in_a_shard": size}
+    own |= {"encoder": json.loads(json.dumps(extractor.identity()))}
+    folder = RunFolder.made(out)
+    with _alone(out):
+        if (out / PLAN).is_file():
+            record = folder.read_json(PLAN)
+            other = [key for key, value in own.items() if record.get(key) != value]
+            if other:
+                raise RunError(
+                    f"{out} holds features of another {' and '.join(other)}. Give another --out, or the same words as then."
+                )
+            return Plan(out, record)
+        if holds_others(out, [PLAN, PIECES, SHARDS]):
+            raise RunError(f"{out} is not empty and holds no features. Give an empty or a new folder with --out.")
+        pieces = pieces_of(own["source"], size)
+        lines = (json.dumps(piece.plain()) + "\n" for piece in pieces)
+        text = "".join(lines).encode("utf-8", "surrogateescape")
+        with explained(out / PIECES):
+            (out / SHARDS).mkdir(exist_ok=True)
+            _put(out / PIECES, text)
+        record = {"what": "features of `opencon embed`", "format": 1, **own, "shards": len(pieces)}
+        folder.write_json(PLAN, record)
+    return Plan(out, record)
+
+
+def work(plan: Plan, extractor: Extractor, progress: Progress = lambda done, total: None) -> int:
+    """Compute the shards that nobody has computed or claimed. Returns how many are left, with other workers."""
+    order = list(range(plan.num_shards))
+    random.Random(secrets.randbits(64)).shuffle(order)  # workers that start together begin at different shards
+    done = 0
+    left = []
+    for shard in order:
+        if not plan.is_done(shard):
+            if _claim(plan, shard):
+                try:
+                    with explained(plan.file(shard, "npy")):
+                        _embed(plan, shard, extractor)
+                finally:
+                    with contextlib.suppress(OSError):
+                        plan.file(shard, "claim").unlink()
+            else:
+                left.append(shard)
+                continue
+        done += 1
+        progress(done, plan.num_shards)
+    return sum(not plan.is_done(shard) for shard in left)
+
+
+def _embed(plan: Plan, shard: int, extractor: Extractor) -> None:
+    """Compute one shard and write its files, the marker last."""
+    rows, lines = [], []
+    for photo, row in _computed(plan.piece(shard).photos(), extractor, lambda: _touch(plan.file(shard, "claim"))):
+        record = {"name": photo.name} | ({"label": photo.label} if photo.label else {})
+        if isinstance(row, str):
+            record["error"] = row
+        else:
+            rows.append(row)
+        lines.append(json.dumps(record) + "\n")
+    array = np.stack(rows) if rows else np.empty((0, extractor.encoder.net.num_features), np.float32)
+    buffer = io.BytesIO()
+    np.save(buffer, array, allow_pickle=False)
+    content = {"npy": buffer.getvalue(), "jsonl": "".join(lines).encode()}
+    for kind, data in content.items():
+        _put(plan.file(shard, kind), data)
+    done = {
+        "photos": len(lines),
+        "readable": len(rows),
+        "bytes": {kind: len(data) for kind, data in content.items()},
+        "sha256": {kind: hashlib.sha256(data).hexdigest() for kind, data in content.items()},
+    }
+    _put(plan.file(shard, "done"), json.dumps(done).encode())
+
+
+def _computed(
+    photos: Iterator[Photo], extractor: Extractor, alive: Callable[[], None]
+) -> Iterator[tuple[Photo, Rows | str]]:
+    """Every photo with its features (F,), or why it has none. Threads decode ahead of the network."""
+    size = extractor.encoder.image_size
+
+    def decode(photo: Photo) -> npt.NDArray[np.uint8] | str:
+        content, error = photo.read()
+        return error or decode_bytes(content, photo.name, size)
+
+    decoding: deque[tuple[list[Photo], list[Future[npt.NDArray[np.uint8] | str]]]] = deque()
+    with ThreadPoolExecutor(usable_cores()) as pool:
+        while True:
+            while len(decoding) <= AHEAD and (part := list(itertools.islice(photos, PART))):
+                decoding.append((part, [pool.submit(decode, photo) for photo in part]))
+            if not decoding:
+                return
+            part, futures = decoding.popleft()
+            images = [future.result() for future in futures]
+            pixels = [image for image in images if not isinstance(image, str)]
+            rows = iter(_encoded(pixels, extractor))
+            yield from ((p, i if isinstance(i, str) else next(rows)) for p, i in zip(part, images, strict=True))
+            alive()
+
+
+def _encoded(pixels: list[npt.NDArray[np.uint8]], extractor: Extractor) -> Iterator[Rows]:
+    for at in range(0, len(pixels), extractor.photos_at_once):
+        some = torch.from_numpy(np.stack(pixels[at : at + extractor.photos_at_once]))
+        for row, _ in extractor(some, [""] * len(some)):
+            yield row.numpy()
+
+
+# --- workers that share a folder --------------------------------------------------------------------------------------
+
+
+def _claim(plan: Plan, shard: int) -> bool:
+    """Claim a shard for this process, unless another live worker has it."""
+    path, mine = plan.file(shard, "claim"), f"{platform.node()} {os.getpid()}"
+    with explained(path):
+        try:
+            descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
+        except FileExistsError:
+            if _is_alive(path):
+                return False
+            _put(path, mine.encode())  # two that take over at once do the same work, which does no harm
+            return True
+        with os.fdopen(descriptor, "w") as file:
+            file.write(mine)
+    return True
+
+
+def _is_alive(claim: Path) -> bool:
+    """Whether the worker of a claim still works: by its process on this machine, by the time of its last touch elsewhere."""
+    try:
+        node, _, pid = claim.read_text().partition(" ")
+        age = time.time() - claim.stat().st_mtime
+    except (OSError, ValueError):
+        return False
+    if node == platform.node() and pid.isdecimal():
+        try:
+            os.kill(int(pid), 0)
+        except ProcessLookupError:
+            return False
+        except OSError:
+            pass  # somebody else's process
+    return age < STALE
+
+
+def _touch(path: Path) -> None:
+    with contextlib.suppress(OSError):
+        os.utime(path)
+
+
+def _put(path: Path, content: bytes) -> None:
+    """Write a file under a name of its own, then rename it: several workers may write the same file at once."""
+    partial = path.with_name(f"{path.name}.{secrets.token_hex(4)}{PARTIAL}")
+    try:
+        partial.write_bytes(content)
+        os.replace(partial, path)
+    finally:
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _alone(out: Path) -> Iterator[None]:
+    """Wait until no other worker makes the plan of this folder. The lock ends with its process."""
+    try:
+        import fcntl
+    except ImportError:  # Windows has none
+        yield
+        return
+    descriptor = os.open(out, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):  # a file system without locks
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+# --- what was embedded ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Embedded:
+    """The features in a folder of `opencon embed`, mapped into memory: nothing is read before it is used.
+
+    Examples:
+        >>> embedded = Embedded.open("features/")  # doctest: +SKIP
+        >>> for names, rows in embedded: ...  # doctest: +SKIP
+    """
+
+    plan: Plan
+
+    @classmethod
+    def open(cls, folder: str | Path) -> Embedded:
+        """The features in a folder; refused where shards are missing."""
+        folder = Path(folder).expanduser()
+        if not (folder / PLAN).is_file():
+            raise RunError(f"{folder} holds no features (no {PLAN}). Give the folder that `opencon embed --out` wrote.")
+        plan = Plan(folder, RunFolder(folder).read_json(PLAN))
+        missing = sum(not plan.is_done(shard) for shard in range(plan.num_shards))
+        if missing:
+            raise RunError(f"{missing} of {plan.num_shards} shards in {folder} are missing. Run `opencon embed` again.")
+        return cls(plan)
+
+    def records(self, shard: int) -> list[dict[str, str]]:
+        """A record for each photo of a shard: name, label, error."""
+        return [parse_json(line) for line in read_file(self.plan.file(shard, "jsonl")).splitlines()]
+
+    def rows(self, shard: int) -> Rows:
+        """(n, F): the features of a shard, mapped into memory."""
+        rows: Rows = np.load(self.plan.file(shard, "npy"), mmap_mode="r", allow_pickle=False)
+        return rows
+
+    def __iter__(self) -> Iterator[tuple[list[dict[str, str]], Rows]]:
+        """Shard by shard: the records of the photos that can be read, and their features."""
+        for shard in range(self.plan.num_shards):
+            yield [record for record in self.records(shard) if "error" not in record], self.rows(shard)
+
+    def __len__(self) -> int:
+        """How many photos can be read."""
+        return sum(len(self.rows(shard)) for shard in range(self.plan.num_shards))
+
+    def all_rows(self) -> Rows:
+        """(n, F) of all shards: mapped where there is one shard, else copied into one array."""
+        parts = [rows for _, rows in self]
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+    @property
+    def problems(self) -> list[tuple[str, str]]:
+        """Name and reason of every photo that cannot be read."""
+        every = (record for shard in range(self.plan.num_shards) for record in self.records(shard))
+        return [(record["name"], record["error"]) for record in every if "error" in record]
+
+    def check(self) -> list[int]:
+        """The shards whose files do not fit their checksums."""
+        wrong = []
+        for shard in range(self.plan.num_shards):
+            done = parse_json(read_file(self.plan.file(shard, "done")))
+            for kind, digest in done["sha256"].items():
+                if hashlib.sha256(read_file(self.plan.file(shard, kind))).hexdigest() != digest:
+                    wrong.append(shard)
+        return sorted(set(wrong))
