@@ -388,7 +388,8 @@ def test_evaluate_compares_the_scores(capsys, run):
     assert code == 0
     record = json.loads(out)
     assert list(record["novelty"]) == ["own", *NAMES]
-    assert record["novelty"]["own"] == {key: record[key] for key in ("auroc", "aupr", "fpr95")}
+    own = record["novelty"]["own"]
+    assert (own["auroc"], own["aupr"]) == (record["auroc"], record["aupr"])  # its FPR95 has another threshold
     assert all(0 <= value <= 1 for row in record["novelty"].values() for value in row.values())
     code, table, _ = opencon(capsys, "evaluate", run, "--novelty", "--device", "cpu")
     assert code == 0

@@ -45,7 +45,7 @@ def test_the_cross_product_has_short_labels_and_comes_seed_by_seed():
     assert [cell.seed for cell in cells] == [0] * 8 + [1] * 8
     assert cells[0].labels == {"method": "opencon", "weight": "1", "momentum": "0"}
     assert cells[5].settings == ("a.b=3", "method.weight=1", "train.momentum=0.9")
-    assert cells[5].name == "orca-digits-weight=1-momentum=0.9-seed0"
+    assert cells[5].name == "orca-digits-b=3-weight=1-momentum=0.9-seed0"
 
 
 def test_labels_name_only_what_varies():
@@ -80,7 +80,7 @@ def test_what_cannot_work_is_refused_before_anything_runs(tmp_path, fake):
     with pytest.raises(ConfigError, match="num_seen"):
         Sweep.made(tmp_path, cross(["digits"], ["split.num_seen=5,12"]))
     with pytest.raises(ConfigError, match="same folder"):
-        Sweep.made(tmp_path, [Cell("digits", 0), Cell("digits", 0, ("train.lr=1",))])
+        Sweep.made(tmp_path, [Cell("digits", 0), Cell("digits", 0, ("eval.every=5",))])
     assert not fake
 
 
@@ -94,9 +94,16 @@ def test_finished_cells_are_not_repeated_even_without_their_folders(tmp_path, fa
 
 
 def test_other_settings_under_the_same_name_are_refused(tmp_path, fake):
-    Sweep.made(tmp_path, cross(["digits"])).run(CPU)
+    """A recipe that has changed since, say."""
+    sweep = Sweep.made(tmp_path, cross(["digits"]))
+    sweep.run(CPU)
+    stored = json.loads((tmp_path / "results.json").read_text())
+    stored["cells"]["digits-seed0"]["fingerprint"] = "of another recipe"
+    (tmp_path / "results.json").write_text(json.dumps(stored))
     with pytest.raises(ConfigError, match="other settings"):
-        Sweep.made(tmp_path, cross(["digits"], settings=["train.epochs=3"]))
+        sweep.left()
+    Sweep.made(tmp_path, cross(["digits"], settings=["train.epochs=3"])).run(CPU)  # has a name of its own
+    assert fake == ["digits-seed0", "digits-epochs=3-seed0"]
 
 
 def test_a_cell_that_another_process_has_is_left_to_it(tmp_path, fake):

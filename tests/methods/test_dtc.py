@@ -174,7 +174,7 @@ def test_timeline():
         method.before_epoch(Epoch(index, 1000, features))
         kl[index], weights[index] = float(method.clustered), float(method.consistency_weight)
         assert float(method.labeled_weight) == (1.0 if index < 2 else 0.5)
-    assert asked == [2, 12, 17, 22]
+    assert asked == [2, 13, 18, 23]
     assert kl == {index: float(index >= 2) for index in range(25)}
     assert [weights[index] for index in (0, 2, 11)] == [0.0, 0.0, 0.0]
     assert weights[12] == pytest.approx(10 * np.exp(-5.0))

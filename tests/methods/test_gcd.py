@@ -132,12 +132,14 @@ def test_more_starts_are_handed_on(monkeypatch):
 
 
 @pytest.mark.parametrize("kind", ["digits", "cifar", "imagenet", "fine_grained"])
-def test_half_of_every_batch_is_labeled(kind):
-    train = GCD.schedule(kind).train
-    assert (train.batch_size, train.labeled_share) == (128, 0.5)
+def test_a_resnet_has_opencons_batches_and_rate_and_a_transformer_the_released_ones(kind):
+    schedule, is_resnet = GCD.schedule(kind), kind in ("cifar", "imagenet")
+    train = schedule.train
+    assert (train.batch_size, train.labeled_share) == ((512, None) if is_resnet else (128, 0.5))
+    assert schedule.method.temperature == (0.4 if is_resnet else 1.0)
     if kind != "digits":
-        assert (train.lr, train.lr_end, train.weight_decay, train.schedule) == (0.1, 1e-4, 5e-5, "cosine")
-        assert train.milestones == ()
+        assert train.lr == (0.02 if is_resnet else 0.1)
+        assert (train.lr_end, train.weight_decay, train.schedule, train.milestones) == (1e-4, 5e-5, "cosine", ())
     assert (GCD.schedule(kind).augment == CROP_FLIP) == (kind == "fine_grained")
 
 

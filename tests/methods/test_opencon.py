@@ -10,6 +10,7 @@ from opencon.errors import ConfigError
 from opencon.methods import FeatureBank, OpenCon, OpenConConfig, Task
 from opencon.methods.base import Epoch
 from opencon.methods.opencon import class_prior
+from opencon.prototypes import novelty_threshold, seen_score
 from opencon.runtime import seeded
 from tests.methods.toys import TASK, ExactEmbedder, toy_batch
 from tests.naive.opencon import naive_step
@@ -99,7 +100,19 @@ def test_every_setting_matters(key):
 def test_the_variants_differ_where_the_table_says():
     released, paper = OpenConConfig(), OpenConConfig.paper()
     different = {f.name for f in dataclasses.fields(released) if getattr(released, f.name) != getattr(paper, f.name)}
-    assert different == (set(OTHER) - {"labeled_loss", "percentile", "momentum"}) | {"ramp_epochs"}
+    assert different == (set(OTHER) - {"labeled_loss", "percentile", "momentum", "threshold_from"}) | {"ramp_epochs"}
+
+
+def test_seventy_percent_of_the_labeled_views_lie_above_the_threshold_of_the_paper():
+    method, batch = build(OpenConConfig.paper()), toy_batch()
+    views = method.embedder.embed_views(batch.views).view(len(batch.views), len(batch.labels), -1)
+    labeled = views[:, : batch.num_labeled]
+    score = seen_score((labeled @ method.prototypes.T).flatten(0, 1), num_seen=method.task.num_seen, form="cosine")
+    threshold = novelty_threshold(score, percentile=70.0)
+    _, novel = method._decide(views.detach(), batch)
+    unlabeled = (views[:, batch.num_labeled :] @ method.prototypes.T).flatten(0, 1)
+    want = seen_score(unlabeled, num_seen=method.task.num_seen, form="cosine") < threshold
+    assert torch.equal(novel.flatten(), want)
 
 
 def test_novel_weight_ramps_to_its_full_value():

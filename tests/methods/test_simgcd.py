@@ -159,7 +159,8 @@ def test_the_class_is_the_nearest_direction_of_features():
 def test_the_weight_of_the_entropy_goes_by_the_images(kind, weight):
     schedule = SimGCD.schedule(kind)
     assert schedule.method.weight_entropy == weight
-    assert (schedule.train.batch_size, schedule.train.labeled_share) == (128, 0.5)
+    is_resnet = kind in ("cifar", "imagenet")
+    assert (schedule.train.batch_size, schedule.train.labeled_share) == ((512, None) if is_resnet else (128, 0.5))
     assert schedule.method.teacher_epochs < schedule.train.epochs
 
 

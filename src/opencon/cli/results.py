@@ -41,7 +41,7 @@ def evaluate(
     ] = None,
     novelty: Annotated[bool, typer.Option("--novelty", help="Also compare every novelty score.")] = False,
     count: Annotated[
-        str | None, typer.Option("--count", help="Also estimate the number of classes: by tree, gcd, dtc or orca.")
+        str | None, typer.Option("--count", help="Also estimate the number of classes: by tree, gcd or dtc.")
     ] = None,
     imports: Imports = None,
 ) -> None:
