@@ -21,13 +21,18 @@ CPU = torch.device("cpu")
 
 
 def make_photos(folder, side=12):
-    """PER_COLOR photos of each color, with noise; the paths in order of the colors."""
+    """PER_COLOR photos of each color, each with light and shade of its own; the paths in order of the colors.
+
+    Without, they would be twins of each other, and show nothing but noise.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     rng = np.random.default_rng(0)
     paths = []
     for name, color in COLORS.items():
         for i in range(PER_COLOR):
-            pixels = np.clip(np.array(color) + rng.normal(0, 12, (side, side, 3)), 0, 255).astype(np.uint8)
+            shade = Image.fromarray(rng.uniform(0.6, 1.0, (4, 4)).astype(np.float32)).resize((side, side))
+            lit = np.array(color) * np.asarray(shade)[..., None]
+            pixels = np.clip(lit + rng.normal(0, 4, (side, side, 3)), 0, 255).astype(np.uint8)
             paths.append(folder / f"{name}{i}.png")
             Image.fromarray(pixels).save(paths[-1])
     return paths

@@ -406,7 +406,7 @@ def test_config_that_is_not_there(capsys, tmp_path):
         (["train", "--config", "a.toml", "--variant", "paper"], "--variant belongs to a recipe. In a configuration"),
         (["train", "digits", "--device", "mps"], "--device 'mps' is not supported. Use auto, cpu, cuda or cuda:N"),
         (["train", "digits", "--device", "cuda:99"], "CUDA devices. Use cpu."),
-        (["train", "digits", "--seed", "-1"], "train.seed = -1 must not be negative"),
+        (["train", "digits", "--seed", "-1"], "train.seed = -1 must be a whole number from 0 to 2^63 - 1"),
         (["train", "digits", "--set", "train.epochs"], "--set 'train.epochs' is not of the form section.key=value"),
         (["train", "digits", "--set", "train.epochs=x"], "train.epochs = 'x' must be a whole number"),
         (["train", "digits", "--set", "trian.epochs=1"], "no section 'trian'. Did you mean 'train'?"),

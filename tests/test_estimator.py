@@ -323,7 +323,7 @@ def test_without_unlabeled_rows_it_is_a_classifier(blobs, n_novel):
         ({"steps": -3}, "steps = -3 must be a whole number, 0 or more"),
         ({"lr": 0.0}, "lr = 0.0 must be above zero"),
         ({"lr": "fast"}, "lr = 'fast' must be a number above zero"),
-        ({"random_state": -1}, "seed = -1 must not be negative"),
+        ({"random_state": -1}, r"seed = -1 must be a whole number from 0 to 2\^63 - 1"),
         ({"method": "opncon"}, "Did you mean 'opencon'"),
         ({"n_novel": (1, 2, 3)}, r"n_novel = \(1, 2, 3\) must be a number, \(low, high\)"),
         ({"n_novel": (3, 2)}, "low must not be above high"),

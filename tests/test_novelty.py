@@ -425,7 +425,7 @@ def test_evaluate_counts_the_classes(capsys, run):
 def test_evaluate_refuses_what_it_cannot_do(capsys, run, tmp_path):
     code, out, err = opencon(capsys, "evaluate", run, "--count", "gdc", "--device", "cpu")
     assert (code, out) == (2, "")
-    assert "unknown way to count 'gdc'. Did you mean 'gcd'? Known: dtc, gcd, tree." in err
+    assert "unknown way to count 'gdc'. Did you mean 'gcd'? Known: dtc, engine, gcd, tree." in err
     assert opencon(capsys, "pretrain", "digits", "--out", tmp_path / "simclr", *TRAIN)[0] == 0
     code, _, err = opencon(capsys, "evaluate", tmp_path / "simclr", "--novelty", "--device", "cpu")
     assert code == 2

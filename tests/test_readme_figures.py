@@ -85,6 +85,7 @@ def test_the_pages_are_made_from_the_results(page):
         "estimator.md",
         "methods.md",
         "performance.md",
+        "strangers.md",
         "worlds.md",
     }
     for path, text in made.items():

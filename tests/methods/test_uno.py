@@ -153,7 +153,7 @@ def test_over_clustering_has_more_prototypes():
 
 
 def test_shares():
-    uniform, unlabeled = build(), build(prior="unlabeled")
+    uniform, unlabeled = build(prior="uniform"), build()
     torch.testing.assert_close(uniform.heads.shares, torch.full((5,), 1 / 5, dtype=torch.float64))
     torch.testing.assert_close(uniform.over.shares, torch.full((8,), 1 / 8, dtype=torch.float64))
     want = torch.tensor([0.6, 0.6, 1, 1, 1], dtype=torch.float64) / 4.2

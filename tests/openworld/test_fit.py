@@ -339,7 +339,7 @@ def test_a_model_asks_for_its_own_features(fitted):
     [
         ({"num_novel": -1}, "num_novel = -1 must be 0 or more, or None"),
         ({"method": "opencom"}, "Did you mean 'opencon'"),
-        ({"seed": -1}, "seed = -1 must not be negative"),
+        ({"seed": -1}, r"seed = -1 must be a whole number from 0 to 2\^63 - 1"),
         ({"steps": -1}, "steps = -1 must not be negative"),
         ({"batch_size": 2}, "batch_size = 2 must be at least 4"),
         ({"lr": 0.0}, "lr = 0.0 must be above zero"),

@@ -458,7 +458,8 @@ def test_none_labeled(capsys, photos, tmp_path):
     told = works(capsys, "discover", "--unlabeled", photos / "pile", *FAST, "--out", tmp_path / "run").out
     assert "38: none is labeled" in told
     assert "looks for  as many new groups as there seem to be" in told
-    assert "38 photos: none is a thing you know, they fall into" in told
+    assert "38 photos: " in told
+    assert "are things you know" not in told
     kinds = {row["kind"] for row in csv.DictReader((tmp_path / "run/assignments.csv").open())}
     assert kinds <= {"new", ""}
     (line, *_) = works(capsys, "predict", tmp_path / "run", photos / "pile", "--device", "cpu").out.splitlines()

@@ -258,7 +258,7 @@ def test_large_features_stay_finite_in_half_precision(photos, monkeypatch):
     [
         ({"image_size": 7}, "features.image_size = 7 must be at least 8"),
         ({"num_views": -1}, "features.num_views = -1 must not be negative"),
-        ({"seed": -1}, "features.seed = -1 must not be negative"),
+        ({"seed": -1}, r"features.seed = -1 must be a whole number from 0 to 2\^63 - 1"),
     ],
 )
 def test_settings_check_themselves(settings, message):

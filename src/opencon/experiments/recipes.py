@@ -30,7 +30,7 @@ from opencon.data.benchmarks import DATASETS
 from opencon.encoders import ENCODERS, INSTALLED
 from opencon.errors import ConfigError, require
 from opencon.files import parse_json, read_file
-from opencon.methods import METHODS, Kind, Variant
+from opencon.methods import METHODS, Kind, Method, Variant
 from opencon.registry import Registry, did_you_mean
 
 if sys.version_info >= (3, 11):
@@ -132,10 +132,13 @@ SETTINGS.add(  # ours: the encoder that `opencon discover` has; its stage "last"
 )
 
 
-@cache
 def make_recipe(method: str, name: str, variant: Variant) -> RunConfig:
     """The schedule of a method on a data set."""
-    build, setting = METHODS[method].build, SETTINGS[name]
+    return _made(METHODS[method].build, SETTINGS[name], name, variant)
+
+
+@cache  # by the class of the method: another plugin may bring the same name
+def _made(build: type[Method[Any]], setting: Setting, name: str, variant: Variant) -> RunConfig:
     schedule = build.schedule(setting.kind, variant)
     info: Any = DATASETS[setting.data.name].info
     if setting.weights == INSTALLED:  # images are normalized as those weights expect

@@ -93,6 +93,7 @@ def fit_those_that_count(x: Tensor, aside: SetAside, fit: Callable[[Tensor], Fit
 
     fields = {name: joined(value, getattr(said, name)) for name, value in vars(fitted.prediction).items()}
     z = joined(fitted.z, model.embed(x[others].float()))
+    near = near[:, : fitted.near.shape[1]]  # of few rows, each that was fitted has one neighbor less than a new one
     return replace(fitted, z=z, prediction=Prediction(**fields), near=joined(fitted.near, near))
 
 
