@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test browser test-slow test-gpu lint types docs bench bench-methods clean
+.PHONY: demo test browser test-slow test-gpu torture lint types docs bench bench-methods clean
 
 demo: .venv/ready
 	rm -rf runs/demo
@@ -26,6 +26,11 @@ test-slow: .venv/ready
 # On a machine with a GPU and its own torch: make test-gpu PYTHON=/path/to/python
 test-gpu:
 	PYTHONPATH=src $(PYTHON) -m pytest -m gpu -q -p no:cacheprovider
+
+# Hostile settings, tables, arrays and files, damaged folders, kills and full disks: a table of what survived, in minutes.
+SEED ?= 0
+torture: .venv/ready
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/torture.py --seed $(SEED)
 
 lint: .venv/ready
 	$(BIN)/ruff check .

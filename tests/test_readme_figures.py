@@ -80,7 +80,13 @@ def test_other_methods(page):
 
 def test_the_pages_are_made_from_the_results(page):
     made = page.pages()
-    assert {path.name for path in made} == {"comparison.md", "estimator.md", "methods.md", "performance.md"}
+    assert {path.name for path in made} == {
+        "comparison.md",
+        "estimator.md",
+        "methods.md",
+        "performance.md",
+        "worlds.md",
+    }
     for path, text in made.items():
         assert path.read_text(encoding="utf-8") == text, f"{path.name}: run python benchmarks/page.py"
 

@@ -375,7 +375,7 @@ def test_count(capsys, originals):
     assert found["num_classes"] >= len(SEEN)
 
 
-@pytest.mark.parametrize("by", ["gcd", "orca"])
+@pytest.mark.parametrize("by", ["gcd", "dtc"])
 def test_count_as_the_papers_do(capsys, originals, by):
     args = ("count", *where(originals), "--size", "48", "--no-cache", "--device", "cpu", "--by", by)
     found = json.loads(works(capsys, *args, "--json").out)

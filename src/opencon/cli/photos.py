@@ -37,7 +37,13 @@ if TYPE_CHECKING:
 
 CACHE = Path("~/.cache/opencon/features")
 MOST_PROBLEMS = 10  # unreadable photos that are named one by one
-BARS = {"looking": "looking at photos", "learning": "learning", "fine-tuning": "fine-tuning", "writing": "writing"}
+BARS = {
+    "looking": "looking at photos",
+    "learning": "learning",
+    "fine-tuning": "fine-tuning",
+    "writing": "writing",
+    "assigning": "assigning",
+}
 
 Folder = Annotated[
     Path | None,

@@ -7,7 +7,7 @@
 OpenCon's 124 classes for CIFAR-100 are DTC's estimate, which came by way of ORCA. What its footnote describes (cluster all
 rows, take the number by which labeled rows are clustered best) is what `gcd` does.
 
-The default everywhere, `engine`, also says which rows are whose, and joins these in `openworld.engine`.
+The default everywhere, `engine`, also says which rows are whose. It is in the room openworld and joins these from there.
 
 `gcd` and `dtc` are here for comparison. Both look at the seen classes, and both papers assume that novel classes resemble
 them.

@@ -280,6 +280,11 @@ def _labeled_share(
             )
         return share
     share = labeled_in_batch(batch_size, num_labeled, num_images)
+    if num_labeled < 1:
+        raise ConfigError(
+            f"{'about ' if expected else ''}{num_labeled:.2g} of {num_images} training images are labeled, which is none. "
+            f"Raise split.labeled_ratio."
+        )
     if share < 1:
         smallest = math.ceil(num_images / num_labeled)
         while labeled_in_batch(smallest, num_labeled, num_images) < 1:  # rounding can leave the quotient just below 1

@@ -132,8 +132,8 @@ def _read_rows(path: Path, dim: int | None = None) -> Tensor:
     """(n, D), from embeddings.npy or neighbors.npy."""
     try:
         z = np.load(io.BytesIO(read_file(path)), allow_pickle=False)
-        if dim is not None and (z.ndim != 2 or z.shape[1] != dim or z.dtype != np.float32):
-            raise ValueError(f"it holds {z.dtype} of shape {z.shape}, not rows of {dim} numbers")
+        if z.ndim != 2 or z.shape[1] != (dim or max(z.shape[1], 1)) or z.dtype != np.float32:
+            raise ValueError(f"it holds {z.dtype} of shape {z.shape}, not rows of {dim or 'some'} numbers")
     except Exception as err:  # a damaged header raises nearly anything
         raise RunError(f"{path} cannot be read ({type(err).__name__}: {err}). {_OTHERWISE}") from err
     return torch.from_numpy(z)

@@ -1,0 +1,214 @@
+"""What a torture test has found once, each as a user would meet it."""
+
+import csv
+import io
+import os
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from opencon import cli
+from opencon.config import with_settings
+from opencon.data.benchmarks import CIFAR_FILES, _read_archive
+from opencon.data.tables import read_table
+from opencon.errors import ConfigError, DataError, RunError
+from opencon.experiments.recipes import get_recipe, read_config
+from opencon.photos import discover as discovering
+from opencon.photos.discover import open_folder
+from opencon.photos.listing import typical_side
+from opencon.photos.names import _read_assignments, _read_rows
+from opencon.report.table import PhotoRow, PhotoTable, as_text, from_text
+from tests.test_cli import opencon, refused
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+# --- settings ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("setting", "why"),
+    [
+        ("encoder.head_hidden=-5", "encoder.head_hidden = -5 must lie between 1 and"),
+        ("encoder.head_hidden=0", "encoder.head_hidden = 0 must lie between 1 and"),
+        ("encoder.head_dim=99999999999", "encoder.head_dim = 99999999999 must lie between 2 and"),
+        ("augment.size=99999999", "augment.size = 99999999 must lie between 8 and"),
+        ("data.image_size=99999999", "data.image_size = 99999999 must lie between 8 and"),
+        ("train.lr=1e400", "train.lr = inf must be"),
+        ("train.weight_decay=NaN", "train.weight_decay = nan must"),
+        ("method.weight_novel=Infinity", "method.weight_novel = inf must be"),
+        ("train.seed=18446744073709551616", "train.seed = 18446744073709551616 must be a whole number from 0 to"),
+        ("split.seed=4294967296", "split.seed = 4294967296 must be a whole number from 0 to"),
+        ("split.labeled_ratio=1e-320", "training images are labeled, which is none"),
+        ("train.seed=" + "1" * 5000, "must be a whole number"),
+        ("train.lr=1" + "0" * 400, "is larger than any number here can be"),
+        ("train.lr=" + "[" * 5000, "must be a number"),
+    ],
+)
+def test_what_no_run_can_have_is_refused_before_it_starts(capsys, setting, why):
+    message = refused(capsys, "train", "digits", "--set", setting, "--dry-run", "--device", "cpu")
+    assert why in message
+    assert len(message) < 400
+
+
+def test_a_seed_may_be_as_large_as_random_streams_tell_apart():
+    assert with_settings(get_recipe("digits"), [f"train.seed={2**63 - 1}"]).train.seed == 2**63 - 1
+    with pytest.raises(ConfigError, match="2\\^63"):
+        with_settings(get_recipe("digits"), [f"train.seed={2**63}"])
+
+
+# --- pipes ------------------------------------------------------------------------------------------------------------
+
+
+def test_no_pipe_is_waited_for(capsys, tmp_path):
+    pipe = tmp_path / "a.jpg"
+    os.mkfifo(pipe)
+    assert typical_side((pipe,)) is None
+    for name in ("labels.csv", "list.txt", "run.toml", "weights.pt", "encoder.safetensors"):
+        os.mkfifo(tmp_path / name)
+    with pytest.raises(DataError, match="not a regular file"):
+        read_table(tmp_path / "labels.csv", {"path": ("path",)})
+    with pytest.raises(ConfigError, match="not a regular file"):
+        read_config(tmp_path / "run.toml")
+    for words in (
+        ["discover", tmp_path, "--labels", "labels.csv", "--dry-run"],
+        ["discover", tmp_path, "--labels", "labels.csv", "--encoder", "encoder.safetensors", "--dry-run"],
+        ["train", "digits", "--weights", "weights.pt", "--epochs", "1", "--out", "out"],
+    ):
+        assert opencon(capsys, *words).code == 2
+
+
+# --- folders of discoveries -------------------------------------------------------------------------------------------
+
+
+def test_half_of_a_discoverys_first_file_is_no_strange_folder(tmp_path):
+    (tmp_path / "discovery.json.partial").write_text("{")
+    open_folder(tmp_path)
+    assert (tmp_path / "discovery.json").is_file()
+
+
+def test_a_page_that_cannot_be_written_is_a_sentence(tmp_path, monkeypatch):
+    def full(data, path):
+        raise OSError(28, "No space left on device", str(path))
+
+    with (
+        pytest.raises(RunError, match=r"report.html: the disk is full"),
+        discovering.explained(tmp_path / "report.html"),
+    ):
+        full(None, tmp_path / "report.html")
+
+
+@pytest.mark.parametrize("content", [b"file,given\na,b\n", b"error\n" * 3, b"file,given,error\na\n"])
+def test_a_damaged_table_of_a_discovery_is_said(tmp_path, content):
+    path = tmp_path / "assignments.csv"
+    path.write_bytes(content)
+    with pytest.raises(RunError, match="cannot be read"):
+        _read_assignments(path)
+
+
+@pytest.mark.parametrize(
+    "array", [np.zeros((3, 4), np.float64), np.zeros(3, np.float32), np.zeros((3, 5), np.float32), None]
+)
+def test_damaged_embeddings_are_said(tmp_path, array):
+    path = tmp_path / "embeddings.npy"
+    path.write_bytes(b"\x93NUMPY\x01\x00\xff\xff")
+    if array is not None:
+        np.save(path, array)
+    with pytest.raises(RunError, match="cannot be read"):
+        _read_rows(path, 4)
+
+
+# --- names ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["=HYPERLINK(1)", "+1", "-1", "@x", "'=x", "''-x", "cat", "'cat", "", "\t=1"])
+def test_no_name_becomes_a_formula_and_every_name_comes_back(name):
+    cell = as_text(name)
+    assert not cell.startswith(("=", "+", "-", "@", "\t"))
+    assert from_text(cell) == name
+
+
+def test_formulas_and_bars_in_assignments():
+    row = PhotoRow(
+        file="-a|b.jpg",
+        closest="=HYPERLINK(1)",
+        kind="seen",
+        confidence=0.5,
+        novelty=-0.25,
+        unlike_everything=False,
+        given="+x",
+        nearest=("a|b.jpg", "c\\d.jpg"),
+    )
+    line = next(csv.DictReader(io.StringIO(PhotoTable((row,), ("=HYPERLINK(1)",), 1).to_csv())))
+    assert (line["file"], line["predicted"], line["given"]) == ("'-a|b.jpg", "'=HYPERLINK(1)", "'+x")
+    assert line["novelty"] == "-0.2500"  # a number stays a number
+    assert line["nearest"] == "a\\|b.jpg|c\\\\d.jpg"
+
+
+def test_a_class_name_that_is_no_text_on_a_strict_terminal(tmp_path):
+    for name in (b"caf\xe9", b"dog"):
+        folder = os.path.join(os.fsencode(tmp_path), b"labeled", name)
+        os.makedirs(folder)
+        for i in range(3):
+            Image.new("RGB", (16, 16), (i, 0, 0)).save(
+                os.path.join(folder, b"%d.png" % i).decode("utf-8", "surrogateescape")
+            )
+    (tmp_path / "unlabeled").mkdir()
+    for i in range(3):
+        Image.new("RGB", (16, 16), (0, i, 0)).save(tmp_path / "unlabeled" / f"{i}.png")
+    words = [sys.executable, "-m", "opencon", "discover", str(tmp_path), "--dry-run", "--device", "cpu"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "PYTHONIOENCODING": "utf-8:strict"}
+    ran = subprocess.run(words, capture_output=True, env=environment, check=False)
+    assert ran.returncode == 0, ran.stderr
+    assert b"caf\\udce9" in ran.stdout
+
+
+@pytest.mark.parametrize(
+    "words", [["discover", "x" * 5000, "--dry-run"], ["evaluate", "y/" * 4000], ["compare", "z" * 5000]]
+)
+def test_paths_longer_than_the_system_takes_are_a_sentence(capsys, words):
+    ran = opencon(capsys, *words)
+    assert ran.code == 2
+    assert ran.err.startswith("opencon: ")
+    assert len(ran.err.replace("\n", "")) < 12_000
+
+
+def test_memory_that_is_not_there_is_a_sentence(capsys, monkeypatch):
+    for error in (
+        MemoryError(),
+        RuntimeError("[enforce fail at alloc_cpu.cpp:1] DefaultCPUAllocator: can't allocate memory"),
+    ):
+
+        def fail(error=error, **words):
+            raise error
+
+        monkeypatch.setattr(cli, "app", fail)
+        with pytest.raises(SystemExit) as stop:
+            cli.main([])
+        assert stop.value.code == 2
+        assert "not enough memory" in capsys.readouterr().err
+
+
+# --- archives ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("target", ["nowhere", "cifar-100-python/train", "/etc/passwd"])
+def test_a_link_in_an_archive_is_not_followed(tmp_path, target):
+    files = CIFAR_FILES["cifar100"]
+    with tarfile.open(tmp_path / files.archive, "w:gz") as tar:
+        for name in files.members:
+            member = tarfile.TarInfo(f"{files.folder}/{name}")
+            member.type, member.linkname = tarfile.SYMTYPE, target
+            tar.addfile(member)
+    with pytest.raises(DataError, match="train is not in it"):
+        _read_archive(tmp_path / files.archive, files)
