@@ -373,6 +373,21 @@ def test_selecting_by_click_shift_ctrl_drag_and_all(run, person):
     assert page.facts()["version"] == 0
 
 
+def test_one_dialog_after_another_is_whole_however_quick_the_hand(run, person):
+    page = person(run)
+    for _ in range(5):
+        page.page.evaluate(
+            """() => ['?', 't', 'q', 't', '?', 't'].forEach((key) => {
+              dispatchEvent(new KeyboardEvent('keydown', {key}));
+              if (key !== 't') document.getElementById('dialog').close();
+            })"""
+        )
+        page.page.wait_for_timeout(50)
+        assert page.page.locator("#dialogtitle").inner_text() == "Take it with you"
+        assert page.page.get_by_label("Hard links").count() == 1
+        page.press("Escape")
+
+
 def test_several_groups_are_merged_at_once(run, person):
     page = person(run)
     page.open_group("dog")
