@@ -17,6 +17,7 @@ from sklearn.datasets import load_sample_image
 
 import opencon
 from opencon.review.session import replayed
+from opencon.review.take import STRANGE, taken
 from tests.review.made import make_discovery
 
 playwright = pytest.importorskip("playwright.sync_api")
@@ -262,7 +263,7 @@ def test_a_whole_path(discovered, person):
     state = replayed(discovered)
     out = discovered / "sorted" / "out"
     assert state.place.tolist() == page.facts()["place"]
-    assert {path.parent.name for path in out.rglob("*.jpg")} == {state.groups[g].name for g in state.place.tolist()}
+    assert {path.parent.name for path in out.rglob("*.jpg")} == {row.label or STRANGE for row in taken(state)}
     assert {path: path.read_bytes() for path in photos.rglob("*.jpg")} == before
 
 
@@ -370,6 +371,21 @@ def test_selecting_by_click_shift_ctrl_drag_and_all(run, person):
     page.page.mouse.up()
     assert bar.inner_text() == "3 photos selected"
     assert page.facts()["version"] == 0
+
+
+def test_one_dialog_after_another_is_whole_however_quick_the_hand(run, person):
+    page = person(run)
+    for _ in range(5):
+        page.page.evaluate(
+            """() => ['?', 't', 'q', 't', '?', 't'].forEach((key) => {
+              dispatchEvent(new KeyboardEvent('keydown', {key}));
+              if (key !== 't') document.getElementById('dialog').close();
+            })"""
+        )
+        page.page.wait_for_timeout(50)
+        assert page.page.locator("#dialogtitle").inner_text() == "Take it with you"
+        assert page.page.get_by_label("Hard links").count() == 1
+        page.press("Escape")
 
 
 def test_several_groups_are_merged_at_once(run, person):

@@ -4,6 +4,7 @@ import time
 
 import numpy as np
 import pytest
+from PIL import Image
 
 import opencon
 from opencon.photos.model import OpenConModel
@@ -11,7 +12,7 @@ from opencon.review.learn import LEFT_OUT, UNLABELED, Lesson, lesson, place_of, 
 from opencon.review.run import JUNK, STRANGERS, open_run
 from opencon.review.session import Session
 from opencon.review.state import RefusedError, State
-from tests.small_model import make_photos, make_run
+from tests.small_model import COLORS, PER_COLOR, make_run
 
 
 @pytest.fixture
@@ -78,11 +79,23 @@ def test_what_was_looked_at_stays_and_strangers_go_to_their_pile():
 # --- a whole round ----------------------------------------------------------------------------------------------------
 
 
+def shaded_photos(folder):
+    """Twelve photos in each of four colors. Each has light and shade of its own: a plain one would show nothing."""
+    folder.mkdir()
+    rng, paths = np.random.default_rng(0), []
+    for name, color in COLORS.items():
+        for i in range(PER_COLOR):
+            shade = Image.fromarray(rng.uniform(0.6, 1.0, (6, 6)).astype(np.float32)).resize((24, 24))
+            paths.append(folder / f"{name}{i}.png")
+            Image.fromarray((np.array(color) * np.asarray(shade)[..., None]).astype(np.uint8)).save(paths[-1])
+    return paths
+
+
 @pytest.fixture(scope="module")
 def discovered(tmp_path_factory):
     """A real discovery of photos in four colors, of which two are seen classes."""
     root = tmp_path_factory.mktemp("colors")
-    paths = make_photos(root / "pile")
+    paths = shaded_photos(root / "pile")
     encoder = make_run(root / "encoder")
     table = ["path,label"]
     table += [f"{path.name},{''.join(c for c in path.stem if c.isalpha())}" for path in (*paths[:3], *paths[12:15])]
@@ -111,7 +124,7 @@ def test_learning_accepted_is_a_decision_that_replays_and_can_be_undone(discover
     state = session.state
     with pytest.raises(RefusedError, match="nothing to accept"):
         session.decide({"do": "learned"})
-    new = [g for g, group in state.groups.items() if group.kind == "new"]
+    new = [g for g, group in state.groups.items() if group.kind == "new" and len(state.members(g)) > 2]
     session.decide({"do": "name", "group": new[0], "name": "sky"})
     stray = int(state.members(new[0])[0])
     session.decide({"do": "move", "photos": [stray], "to": 0})

@@ -53,6 +53,12 @@ def test_strangers_twins_guesses_and_unreadable_photos_are_found_where_they_are_
     session.close()
 
 
+def test_a_name_that_a_spreadsheet_would_take_for_a_formula_is_read_back(run, tmp_path):
+    (tmp_path / "photos" / "IMG_0005.jpg").rename(tmp_path / "photos" / "=1.jpg")
+    rewrite(run, lambda i, row: row.update(file="'=1.jpg") if i == 5 else None)
+    assert open_run(run).path(5).is_file()
+
+
 def test_groups_may_be_renamed_between_two_reviews_but_not_found_anew(run):
     before = open_run(run).identity
     model = json.loads((run / "model.json").read_text())

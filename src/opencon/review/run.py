@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from opencon.errors import RunError
 from opencon.files import ASSIGNMENTS, DISCOVERY, EMBEDDINGS, FEATURES
+from opencon.report.table import from_text
 
 MODEL = "model.json"
 JUNK, STRANGERS = -1, -2  # places that are no group: what nobody wants, and what resembles nothing else
@@ -69,7 +70,7 @@ def open_run(folder: Path, photos: Path | None = None) -> Run:
         raise RunError(f"{folder} holds no finished discovery. Give the folder that `opencon discover --out` wrote.")
     root = photos.expanduser() if photos is not None else _root(folder)
     with (folder / ASSIGNMENTS).open(encoding="utf-8", errors="surrogateescape", newline="") as file:
-        lines = list(csv.DictReader(file))
+        lines = [{key: from_text(cell or "") for key, cell in line.items()} for line in csv.DictReader(file)]
     rows = [line for line in lines if not line["error"]]
     try:
         z = np.load(folder / EMBEDDINGS, mmap_mode="r", allow_pickle=False)

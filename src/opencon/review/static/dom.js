@@ -50,26 +50,33 @@ export function isTyping(target) {
   return target instanceof HTMLInputElement || target instanceof HTMLTextAreaElement || target instanceof HTMLSelectElement;
 }
 
-// One dialog at a time, with a title; returns its parts.
+let opened = 0; // how many dialogs there were
+let finish = () => {}; // what is left to do for the last one
+
+// One dialog at a time, with a title; returns its parts. What comes back late closes its own dialog, never a newer one.
 export function openDialog(title, { wide = false, onclose = null } = {}) {
-  const dialog = byId("dialog");
+  const dialog = byId("dialog"), mine = ++opened;
   if (dialog.open) dialog.close();
+  finish(); // a browser tells of a closed dialog a little later, perhaps when the next one is open already
+  const isOpen = () => dialog.open && opened === mine;
+  const close = () => { if (isOpen()) dialog.close(); };
   const body = el("div", { class: "dialogbody" });
   const head = el(
     "header", {},
     el("h2", { id: "dialogtitle", text: title }),
-    el("button", { class: "plain icon", "aria-label": "Close", text: "✕", onclick: () => dialog.close() }),
+    el("button", { class: "plain icon", "aria-label": "Close", text: "✕", onclick: close }),
   );
   dialog.className = wide ? "wide" : "";
   dialog.replaceChildren(head, body);
-  dialog.onclose = () => {
+  finish = () => {
+    finish = () => {};
     dialog.onkeydown = null;
-    dialog.replaceChildren();
     if (onclose) onclose();
   };
-  dialog.onclick = (event) => { if (event.target === dialog) dialog.close(); };
+  dialog.onclose = () => { if (!dialog.open) { finish(); dialog.replaceChildren(); } };
+  dialog.onclick = (event) => { if (event.target === dialog) close(); };
   dialog.tabIndex = -1;
   dialog.showModal();
   dialog.focus(); // not on a button: a space or Enter must not press what nobody chose
-  return { dialog, body, head };
+  return { dialog, body, head, close, isOpen };
 }

@@ -9,7 +9,7 @@ on("change", () => { if (redrawNow) redrawNow(); });
 
 export function openLarge(photos, at, { send, findSimilar }) {
   if (!photos.length) return;
-  const { dialog, body, head } = openDialog("Photo", { wide: true, onclose: () => { redrawNow = null; } });
+  const { dialog, body, head, close } = openDialog("Photo", { wide: true, onclose: () => { redrawNow = null; } });
   dialog.classList.add("large");
   const title = head.querySelector("h2");
   const list = [...photos];
@@ -42,7 +42,7 @@ export function openLarge(photos, at, { send, findSimilar }) {
       el("div", { class: "chips" }, targets().map((g, k) => el("button", { class: "chip", onclick: () => sendIt(g) }, el("kbd", { text: k + 1 }), el("span", { text: store.groups.get(g).name })))),
       el("div", { class: "row" },
         el("button", { class: "plain", text: "Junk (space)", onclick: () => sendIt(JUNK) }),
-        el("button", { class: "plain", text: "Find similar (F)", onclick: () => { dialog.close(); findSimilar(photo); } })),
+        el("button", { class: "plain", text: "Find similar (F)", onclick: () => { close(); findSimilar(photo); } })),
     ];
   };
   const draw = async () => {
@@ -68,7 +68,7 @@ export function openLarge(photos, at, { send, findSimilar }) {
     else if (event.key === "ArrowLeft" || event.key === "ArrowUp") go(-1);
     else if (event.key === " " && event.target.tagName !== "BUTTON") sendIt(JUNK);
     else if (digit >= 1 && digit <= 9 && targets()[digit - 1] !== undefined) sendIt(targets()[digit - 1]);
-    else if (event.key === "f") { const photo = list[at]; dialog.close(); findSimilar(photo); }
+    else if (event.key === "f") { const photo = list[at]; close(); findSimilar(photo); }
     else return;
     event.preventDefault();
     event.stopPropagation();

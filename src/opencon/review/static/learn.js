@@ -11,7 +11,7 @@ on("learn", (was) => {
 });
 
 export async function openLearn() {
-  const { dialog, body } = openDialog("Learn again", { wide: true, onclose: () => { redrawNow = null; } });
+  const { body, close, isOpen } = openDialog("Learn again", { wide: true, onclose: () => { redrawNow = null; } });
   const tell = async (what) => {
     try { await ask("/api/learn", what); } catch (err) { toast(err.message, { bad: true }); }
     draw();
@@ -46,14 +46,14 @@ export async function openLearn() {
         el("h3", {}, el("span", { text: `${way.number} from ` }), el("b", { text: name(way.from, status) }), el("span", { text: " to " }), el("b", { text: name(way.to, status) })),
         el("div", { class: "strip" }, way.photos.slice(0, 12).map((photo) => el("img", { alt: "", src: picture(photo), loading: "lazy" })))))),
       el("div", { class: "row center stick" },
-        el("button", { class: "main", text: "Accept", onclick: async () => { if (await decide({ do: "learned" }, "Learned.")) dialog.close(); } }),
-        el("button", { class: "plain", text: "Throw away", onclick: async () => { await tell({ do: "discard" }); dialog.close(); } })),
+        el("button", { class: "main", text: "Accept", onclick: async () => { if (await decide({ do: "learned" }, "Learned.")) close(); } }),
+        el("button", { class: "plain", text: "Throw away", onclick: async () => { await tell({ do: "discard" }); close(); } })),
     ];
   };
   const draw = async () => {
     let status;
     try { status = await ask("/api/learn"); } catch (err) { return toast(err.message, { bad: true }); }
-    if (!dialog.open) return;
+    if (!isOpen()) return;
     const views = { idle: begin, running, failed, done };
     const key = JSON.stringify(status);
     if (body.dataset.key === key) return;

@@ -5,7 +5,7 @@ import { ask, decide, membersOf, picture, store } from "./store.js";
 
 export async function openMerges() {
   const skipped = new Set();
-  const { dialog, body } = openDialog("Are these two the same?", { wide: true });
+  const { dialog, body, close, isOpen } = openDialog("Are these two the same?", { wide: true });
   let pair = null, busy = false;
 
   const column = (id, border) => {
@@ -20,11 +20,11 @@ export async function openMerges() {
   const next = async () => {
     busy = true;
     let pairs;
-    try { pairs = await ask("/api/merges"); } catch (err) { toast(err.message, { bad: true }); return dialog.close(); } finally { busy = false; }
+    try { pairs = await ask("/api/merges"); } catch (err) { toast(err.message, { bad: true }); return close(); } finally { busy = false; }
     pair = pairs.find(({ a, b }) => !skipped.has(`${a} ${b}`)) ?? null;
-    if (!dialog.open) return;
+    if (!isOpen()) return;
     if (!pair) {
-      body.replaceChildren(el("p", { class: "lead", text: "No two groups look alike any more." }), el("button", { class: "main", text: "Back to the photos", onclick: () => dialog.close() }));
+      body.replaceChildren(el("p", { class: "lead", text: "No two groups look alike any more." }), el("button", { class: "main", text: "Back to the photos", onclick: () => close() }));
       return;
     }
     const left = pairs.filter(({ a, b }) => !skipped.has(`${a} ${b}`)).length;

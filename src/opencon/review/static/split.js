@@ -4,7 +4,7 @@ import { el, number, openDialog, toast } from "./dom.js";
 import { ask, decide, picture, store } from "./store.js";
 
 export async function openSplit(group, done) {
-  const { dialog, body } = openDialog(`Split “${store.groups.get(group).name}”`, { wide: true });
+  const { body, close } = openDialog(`Split “${store.groups.get(group).name}”`, { wide: true });
   let number_ = 2, parts = [];
   const count = el("input", { type: "range", min: "2", max: "8", value: "2", "aria-label": "Number of parts" });
   const said = el("output", { text: "2 parts" });
@@ -16,7 +16,7 @@ export async function openSplit(group, done) {
   const refresh = async () => {
     try {
       parts = await ask("/api/parts", { group, parts: number_ });
-    } catch (err) { toast(err.message, { bad: true }); return dialog.close(); }
+    } catch (err) { toast(err.message, { bad: true }); return close(); }
     rows.replaceChildren(...parts.map((part, k) => el("section", {}, el("h3", { text: `Part ${k + 1}: ${number(part.length, "photo")}` }),
       el("div", { class: "strip" }, part.slice(0, 14).map((photo) => el("img", { alt: "", src: picture(photo) }))))));
     go.focus();
@@ -24,7 +24,7 @@ export async function openSplit(group, done) {
   count.oninput = () => { number_ = Number(count.value); said.textContent = `${number_} parts`; refresh(); };
   go.onclick = async () => {
     if (!(await decide({ do: "split", group, parts }, `Split into ${parts.length} parts.`))) return;
-    dialog.close();
+    close();
     done();
   };
   await refresh();
