@@ -165,7 +165,7 @@ def test_seen_classes_by_name_take_labels_away(root):
         ({}, (2, 9, 9, 4), DataError, "nothing is left to discover"),
         ({"num_seen": 3}, (2, 4, 9, 4), ConfigError, "the files give labels of 2 classes. Write split.num_seen=none"),
         ({"num_classes": 2}, (2, 4, 9, 4), ConfigError, "leaves no novel class: 2 are labeled"),
-        ({}, (2, 1, 900, 4), ConfigError, "leaves no labeled image in a batch"),
+        ({}, (2, 2, 900, 4), ConfigError, "leaves no labeled image in a batch"),
     ],
 )
 def test_splits_that_cannot_work_are_refused(settings, numbers, error, message):
