@@ -75,6 +75,7 @@ class Cell:
         """Of its folder: the recipe and every setting that decides its numbers."""
         changes = [setting.partition("=") for setting in self.settings]
         told = {key.strip(): value for key, _, value in changes if key.strip() not in UNTOLD}
+        told = dict(sorted(told.items()))  # the order in which they were said decides nothing
         words = [self.recipe, *([self.variant] if self.variant != "released" else [])]
         words += [f"{key}={value}" for key, value in zip(short_names(list(told)), told.values(), strict=True)]
         name = re.sub(r"[^\w.=+-]+", "-", "-".join([*words, f"seed{self.seed}"]))
