@@ -27,8 +27,7 @@ pytestmark = [
     pytest.mark.browser,
     pytest.mark.skipif(CHROMIUM is None, reason="NO BROWSER HERE: the page was not tested. Install chromium."),
 ]
-ROOT = Path(__file__).parents[2]
-BIRDS = [above / "shared/data/worlds/birds" for above in (ROOT.parent, ROOT.parent.parent)]  # where they are there
+BIRDS = os.environ.get("OPENCON_BIRDS")  # a folder of folders of photos, for the pictures of the README
 LAPTOP, TABLET = {"width": 1440, "height": 860}, {"width": 1024, "height": 768}
 SLOW = 180_000  # milliseconds to wait at most: machines may be busy, and nothing is timed here
 
@@ -134,10 +133,9 @@ CLASSES, EACH, LABELED = 6, 14, 4
 
 
 def real_photos(folder):
-    """Birds where they are at hand, else pieces of the two photographs that scikit-learn brings: labeled/ and unlabeled/."""
-    birds = next((path for path in BIRDS if path.is_dir()), None)
-    if birds is not None:
-        kinds = sorted(path for path in birds.iterdir() if path.is_dir())[:: 40 // CLASSES][:CLASSES]
+    """Birds where they are named, else pieces of the two photographs that scikit-learn brings: labeled/ and unlabeled/."""
+    if BIRDS:
+        kinds = sorted(path for path in Path(BIRDS).iterdir() if path.is_dir())[:: 40 // CLASSES][:CLASSES]
         photos = {kind.name.partition(".")[2].replace("_", " "): sorted(kind.iterdir())[:EACH] for kind in kinds}
         load = {name: [Image.open(path).convert("RGB") for path in paths] for name, paths in photos.items()}
     else:
