@@ -133,7 +133,10 @@ class Reviewer:
         if self.opened != group:
             self.clicks["open a group"] += 1
             self.opened = group
-        photos: list[int] = self.client.get(f"/api/alike/{group}").json()
+        if group not in self.names:  # the pile of what is unlike everything, which has no order of likeness
+            photos = self.members(group)
+        else:
+            photos = self.client.get(f"/api/alike/{group}").json()
         self.looked_at.update(photos)
         return photos
 
