@@ -133,10 +133,9 @@ class Reviewer:
         if self.opened != group:
             self.clicks["open a group"] += 1
             self.opened = group
-        if group not in self.names:  # the pile of what is unlike everything, which has no order of likeness
-            photos = self.members(group)
-        else:
-            photos = self.client.get(f"/api/alike/{group}").json()
+        # The pile of what is unlike everything has no order of likeness.
+        is_group = group in self.names
+        photos = self.client.get(f"/api/alike/{group}").json() if is_group else self.members(group)
         self.looked_at.update(photos)
         return photos
 
