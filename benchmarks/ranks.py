@@ -147,7 +147,7 @@ def seconds_of_loss(bench: Workbench, times: int, number: int) -> float | None:
     features = torch.rand(shape, device=bench.device, requires_grad=True)
 
     def work() -> None:
-        with mock.patch.object(type(method.embedder), "features_of_views", lambda *_: features):
+        with mock.patch.object(type(method.embedder), "features_of_views", return_value=features):
             out = method.step(large)
         out.loss.backward()
         method.after_step(*out.carry)
