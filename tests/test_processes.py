@@ -116,14 +116,17 @@ def test_processes_decode_what_threads_do(workers, photos):
     assert torch.equal(one, other)
 
 
+def read_all(images, rows):
+    with pytest.warns(UserWarning, match="A gray image takes its place"):
+        return [batch.clone() for batch in images.batches(rows, images.buffer(6))]
+
+
 def test_training_reads_the_same_batches_from_processes(photos):
     listing = list_folder(photos[0].parent.parent)
     threads, processes = (load_listing(listing, 16, 0, how).images for how in ("threads", "processes"))
     processes.threads = 2
     rows = torch.arange(len(threads)).split(6) * 2
-    with pytest.warns(UserWarning, match="A gray image takes its place"):
-        of_threads = [batch.clone() for batch in threads.batches(rows, threads.buffer(6))]
-        of_processes = [batch.clone() for batch in processes.batches(rows, processes.buffer(6))]
+    of_threads, of_processes = (read_all(images, rows) for images in (threads, processes))
     assert all(torch.equal(a, b) for a, b in zip(of_threads, of_processes, strict=True))
     assert bool((of_processes[1][0] == GRAY).all())  # photo 07 is the seventh: 03 was set aside
     first = processes.workers()
