@@ -33,7 +33,15 @@ SUFFIXES = {".md": "markdown", ".csv": "csv", ".tex": "latex", ".json": "json"}
 SEED = "train.seed"
 INCIDENTAL = {"data.root", "train.save_seconds", "train.log_every", "eval.every"}
 # Settings in which a run may differ from a recipe and still be it: another start, another draw, speed.
-UNTOLD = {"encoder.weights", "split.seed", "split.num_classes", "data.memory_gb", "data.root", "eval.protocol"}
+UNTOLD = {
+    "encoder.weights",
+    "split.seed",
+    "split.num_classes",
+    "data.memory_gb",
+    "data.decode",
+    "data.root",
+    "eval.protocol",
+}
 UNTOLD |= {f"train.{key}" for key in ("precision", "compile", "capture", "kernels")}
 WEIGHTS = "encoder.weights"  # another path to weights is the same experiment; no weights is another one
 
