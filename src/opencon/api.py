@@ -83,7 +83,7 @@ def discover(
         size: side in pixels at which the encoder sees a photo; None: 224, or 128 for small photos.
         steps: steps of training a head on the features first. They gain nothing that can be measured.
         views: random views of each photo for the steps; None: 4 where there are steps.
-        finetune: train the encoder's last stage too; minutes on a GPU, hours on a CPU.
+        finetune: train the encoder's last stages too; minutes on a GPU, hours on a CPU.
         seed: of everything random.
         device: "auto", "cpu", "cuda" or "cuda:N".
         cache: a folder to keep features in for the next time; None: nowhere.

@@ -77,7 +77,7 @@ class DiscoverConfig:
 
     features: FeatureSettings
     fit: OpenWorldConfig
-    finetune: bool = False  # train the encoder's last stage too
+    finetune: bool = False  # train the encoder's last stages too
 
     def plain(self) -> dict[str, Any]:
         """Nested plain data."""
@@ -159,7 +159,7 @@ class Prepared:
         tuning = ""
         if self.config.finetune:
             hours = " (hours on a CPU)" if self.extractor.device.type == "cpu" else ""
-            tuning = f"the encoder's last stage learns too{hours}, then "
+            tuning = f"the encoder's last stages learn too{hours}, then "
         return f"{tuning}{steps}groups by a mixture"
 
 

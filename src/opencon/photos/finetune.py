@@ -33,7 +33,8 @@ STEPS = 600  # ours: minutes on a GPU, and the last stages of a good encoder hav
 BATCH = 256  # ours: what a GPU of a laptop holds at 224 pixels
 LR = 0.02  # ours, a fifth of Concord's: the start is a trained network
 AVERAGE = 0.99  # of the weights that are kept; ours: over a sixth of the steps
-LAST = {"efficientnet_lite0": "stage6"}  # the rest of it has a fifth of the layers; others train their last stage
+# The first stage that learns, where it is not the last one. Ours: stages 6 and 7 have 5 of 16 blocks; the last is one layer.
+LAST = {"efficientnet_lite0": "stage6"}
 CROP = replace(VIEWS, crop_scale=(0.15, 0.5))  # ours: smaller than SwAV's, because photos show more around a thing
 CROP_SIDE, CROPS = 0.43, 2  # SwAV: 96 of 224 pixels; ours: two, which cost a third of a view
 MAX_GB = 8.0  # of decoded photos held in memory
