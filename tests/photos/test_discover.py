@@ -468,11 +468,19 @@ def test_none_labeled(capsys, photos, tmp_path):
     assert estimate["num_classes"] == json.loads((tmp_path / "run/result.json").read_text())["count"]["num_classes"]
 
 
-@pytest.mark.parametrize("option", [("--steps", "5"), ("--finetune",)])
-def test_nothing_learns_from_no_label(capsys, photos, tmp_path, option):
-    message = refused(capsys, "discover", "--unlabeled", photos / "pile", *option, *FAST, "--out", tmp_path / "run")
-    assert f"{option[0]} learns from labels, and no photo has one" in message
+def test_steps_learn_nothing_from_no_label(capsys, photos, tmp_path):
+    message = refused(capsys, "discover", "--unlabeled", photos / "pile", "--steps", 5, *FAST, "--out", tmp_path / "run")
+    assert "--steps learns from labels, and no photo has one" in message
     assert not (tmp_path / "run").exists()
+
+
+def test_an_encoder_learns_from_photos_without_a_label(capsys, photos, tmp_path, monkeypatch):
+    monkeypatch.setattr("opencon.photos.finetune.STEPS", 1)
+    asked = ("--unlabeled", photos / "pile", "--novel", 4, "--finetune", *FAST)
+    told = works(capsys, "discover", *asked, "--out", tmp_path / "run").out
+    assert "the encoder's last stages learn too" in told
+    assert {row["kind"] for row in rows_of(tmp_path / "run")} <= {"new", ""}
+    works(capsys, "predict", tmp_path / "run", photos / "pile", "--device", "cpu")
 
 
 def test_a_class_whose_photos_are_all_broken(capsys, photos, tmp_path):

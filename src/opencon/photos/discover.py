@@ -166,9 +166,8 @@ class Prepared:
 def prepare(photos: Photos, config: DiscoverConfig, device: torch.device) -> Prepared:
     """Refuse what cannot work, decide at which size photos are encoded, and open the encoder."""
     check(photos)
-    if (config.fit.steps or config.finetune) and not photos.num_labeled:
-        asked = "--finetune" if config.finetune else "--steps"
-        raise DataError(f"{asked} learns from labels, and no photo has one. Label some photos, or leave {asked} out.")
+    if config.fit.steps and not photos.num_labeled:
+        raise DataError("--steps learns from labels, and no photo has one. Label some photos, or leave --steps out.")
     config = replace(config, features=with_image_size(config.features, photos))
     extractor = Extractor.open(config.features, device)
     if config.finetune:

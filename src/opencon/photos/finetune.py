@@ -1,4 +1,4 @@
-"""Train the last stages of a pretrained encoder on photos, some labeled: what `opencon discover --finetune` adds.
+"""Train the last stages of a pretrained encoder on photos, with or without labels: what `opencon discover --finetune` adds.
 
 Letters: n photos, S seen classes, C classes and groups together.
 """
@@ -65,7 +65,7 @@ def finetune(
     num_classes: int,
     out: RunFolder,
     device: torch.device,
-    steps: int = STEPS,
+    steps: int | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> FeatureSettings:
     """Train with Concord's losses and write the encoder. Returns settings for it, at the size at which it learned.
@@ -78,7 +78,7 @@ def finetune(
         num_classes: C.
         out: where the encoder goes.
         device: where it is trained; on a CPU this takes hours.
-        steps: of training.
+        steps: of training; None: `STEPS`.
         progress: called as progress(finished steps, all steps).
     """
     encoder = open_encoder(features.encoder, features.image_size)
@@ -111,7 +111,7 @@ def finetune(
         images,
         labels.to(device),
         augments=(full, full, *[crop] * CROPS),
-        steps=steps,
+        steps=STEPS if steps is None else steps,
         batch_size=BATCH,
         lr=LR,
         seed=features.seed,
