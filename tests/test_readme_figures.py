@@ -92,17 +92,6 @@ def test_the_pages_are_made_from_the_results(page):
         assert path.read_text(encoding="utf-8") == text, f"{path.name}: run python benchmarks/page.py"
 
 
-def test_the_page_of_the_paper_is_made_from_its_results_and_says_at_which_commit(monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    import paper
-
-    text = (ROOT / "docs/paper.md").read_text(encoding="utf-8")
-    assert text == paper.page(), "run python benchmarks/paper.py"
-    for name, file in paper.record().items():
-        assert name in text
-        assert not file["environment"]["commit"].endswith("-dirty"), f"{name}: say with `state` what was measured"
-
-
 def test_no_run_of_the_recipe_is_above_its_row_as_the_comparison_says(page):
     first = page.method_rows("methods-cifar100")[0]
     assert first["name"] == "opencon"

@@ -192,6 +192,9 @@ def test_what_cannot_be_compared(runs, tmp_path):
     pre = make_run(tmp_path / "pre" / "a", "simclr/cifar100", all=None, novel=None, seen=None)
     with pytest.raises(ConfigError, match="simclr pre-trains without labels"):
         compare_runs([pre])
+    without_truth = make_run(tmp_path / "unknown" / "a", all=None, novel=None, seen=None)
+    with pytest.raises(ConfigError, match="nobody knows the classes of its unlabeled images"):
+        compare_runs([without_truth])
     with pytest.raises(ConfigError, match="--format 'html' must be one of table, markdown"):
         render([], "html")
 

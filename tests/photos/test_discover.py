@@ -469,7 +469,9 @@ def test_none_labeled(capsys, photos, tmp_path):
 
 
 def test_steps_learn_nothing_from_no_label(capsys, photos, tmp_path):
-    message = refused(capsys, "discover", "--unlabeled", photos / "pile", "--steps", 5, *FAST, "--out", tmp_path / "run")
+    message = refused(
+        capsys, "discover", "--unlabeled", photos / "pile", "--steps", 5, *FAST, "--out", tmp_path / "run"
+    )
     assert "--steps learns from labels, and no photo has one" in message
     assert not (tmp_path / "run").exists()
 

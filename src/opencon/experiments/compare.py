@@ -163,9 +163,7 @@ def read_run(path: Path) -> Run:
         raise RunError(f"{path / 'config.json'} is not the configuration of a run: {err}") from err
     result = folder.read_json("result.json")
     if "all" not in result:
-        raise ConfigError(
-            f"{path}: {config.method.name} pre-trains without labels, so there is no accuracy to compare."
-        )
+        raise ConfigError(f"{path}: {_no_accuracy(config)}, so there is no accuracy to compare.")
     numbers = [result.get(key) for key in SCORES if result.get(key) is not None]
     fits = result.get("on") in ("unlabeled", "test") and isinstance(result.get("num_images"), int)
     if not fits or "protocol" not in result or not all(isinstance(number, (int, float)) for number in numbers):
@@ -173,6 +171,12 @@ def read_run(path: Path) -> Run:
     seconds = [record.get("seconds") for record in folder.read_metrics()]
     steady = [value for value in seconds if isinstance(value, (int, float))][2:]
     return Run(path, config, result, statistics.median(steady) if steady else None)
+
+
+def _no_accuracy(config: RunConfig) -> str:
+    if not config.method.uses_labels:
+        return f"{config.method.name} pre-trains without labels"
+    return "nobody knows the classes of its unlabeled images (--truth and --test say them)"
 
 
 def published_numbers() -> dict[str, dict[str, list[float]]]:

@@ -220,12 +220,13 @@ def draw_side_by_side(benches: Mapping[str, Workbench], folder: Path, num_drawn:
         _, bank, assignment = bench.score("unlabeled", bench.config.eval.protocol)
         rows, truth = bench.judged("unlabeled")
         predicted = clustered(bench, bank, assignment).cpu()[rows].numpy()
-        panels.append(Panel(title, bank.z.cpu()[rows].numpy(), predicted, truth.numpy()))
+        names = dict(enumerate(bench.dataset.train.class_names))
+        z = bank.z.cpu()[rows].numpy()
+        panels.append(Panel(title, z, truth.numpy(), bench.split.num_seen, names, predicted))
     folder.mkdir(parents=True, exist_ok=True)
-    how: dict[str, Any] = {"num_seen": first.split.num_seen, "class_names": first.dataset.train.class_names}
     return [
-        maps_figure(panels, path=folder / "maps.png", number=num_drawn, **how),
-        confusions_figure(panels, path=folder / "confusions.png", number=num_drawn, **how),
+        maps_figure(panels, path=folder / "maps.png", number=num_drawn),
+        confusions_figure(panels, path=folder / "confusions.png", number=num_drawn),
     ]
 
 
