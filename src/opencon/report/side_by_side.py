@@ -62,7 +62,7 @@ def maps_figure(panels: Sequence[Panel], *, path: Path, number: int = 10, title:
             for i, c in enumerate(chosen)
         ]
         ax.axis("off")
-        ax.set_title(f"{panel.title} ({how})", fontsize=12, color=INK)
+        ax.set_title(f"{panel.title}\n({how})", fontsize=11, color=INK)
     if len(same[0]) == len(panels):
         legend = figure.legend(
             handles=handles, loc="lower center", ncols=min(5, len(handles)), frameon=False, fontsize=9
