@@ -11,8 +11,9 @@ from typer.testing import CliRunner
 from opencon.cli import app
 from opencon.errors import ConfigError, DivergedError, RunError
 from opencon.experiments import sweep as module
+from opencon.experiments.measures import check_columns
 from opencon.experiments.sweep import Cell, Sweep, claimed, cross, expected_seconds, read_seeds
-from opencon.experiments.sweep_table import check_columns, plot, render, rows_of
+from opencon.experiments.sweep_table import plot, render, rows_of
 from opencon.experiments.train import Callbacks
 
 CPU = torch.device("cpu")
@@ -162,7 +163,7 @@ def test_a_part_is_shown_as_a_part(tmp_path, fake):
     assert json.loads(render(rows, ["all"], "json"))[0]["wanted"] == 3
     assert r"50 & 51.5 $\pm$ 0.7 & 2 of 3 \\" in render(rows, ["all"], "latex")
     with pytest.raises(ConfigError, match="Did you mean 'novel'"):
-        check_columns(rows, ["nvoel"])
+        check_columns((record for row in rows for record in row.done), ["nvoel"])
 
 
 def test_a_setting_that_is_a_number_is_a_line_and_names_are_bars(tmp_path, fake, monkeypatch):
