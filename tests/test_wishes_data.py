@@ -12,6 +12,7 @@ from torch import nn
 
 import opencon
 from opencon.cli import main
+from opencon.experiments.workbench import open_run
 from opencon.methods import METHODS
 from tests.small_pile import SEEN, SETTINGS, make_pile
 
@@ -76,7 +77,11 @@ def test_the_command_line_takes_a_folder_and_a_pile(root, tmp_path, capsys):
 
 
 def test_truth_is_for_the_number_in_the_end(root, run, tmp_path):
-    """With and without it the same weights are learned."""
+    """With and without it the same weights are learned, and labels that are kept back teach nothing."""
+    bench = open_run(run.folder, torch.device("cpu"))
+    assert len(bench.kept_back) == run.result["num_held_out"] > 0
+    assert (bench.labels[bench.kept_back] == -1).all()
+    assert (bench.labels >= 0).sum() == len(bench.split.labeled)
     assert run.result["num_images"] == len(run.predictions())
     assert {"all", "novel", "seen", "held_out"} <= set(run.result)
     files = {"labeled": root / "labeled", "unlabeled": root / "pile"}
