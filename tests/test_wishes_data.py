@@ -12,6 +12,7 @@ from torch import nn
 
 import opencon
 from opencon.cli import main
+from opencon.experiments import workbench
 from opencon.experiments.workbench import open_run
 from opencon.methods import METHODS
 from tests.small_pile import SEEN, SETTINGS, make_pile
@@ -89,6 +90,20 @@ def test_truth_is_for_the_number_in_the_end(root, run, tmp_path):
     mine, other = (torch.load(r.folder / "checkpoint.pt", weights_only=True)["method"] for r in (run, blind))
     for name, tensor in mine.items():
         assert torch.equal(tensor, other[name]), name
+
+
+def test_the_number_of_classes_is_estimated_without_the_truth(root, monkeypatch):
+    shown = []
+    monkeypatch.setattr(
+        workbench, "estimated_classes", lambda config, dataset, labels, device: shown.append(labels) or 7
+    )
+    files = {"labeled": root / "labeled", "unlabeled": root / "pile", "truth": "folders"}
+    config = opencon.configure("digits", SETTINGS | {"split.num_classes": None}, **files)
+    bench = workbench.prepare(config, torch.device("cpu"))
+    given = bench.dataset.train.given
+    assert bench.split.num_classes == 7
+    assert (bench.dataset.train.classes[~given] < len(SEEN)).any()  # there would be something to see
+    assert torch.equal(shown[0] >= 0, given)
 
 
 def test_a_list_with_empty_classes_and_a_column_of_truth(root, tmp_path):
