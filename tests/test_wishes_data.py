@@ -8,6 +8,7 @@ import types
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import nn
 
 import opencon
@@ -196,13 +197,16 @@ def test_figures_for_a_method_without_a_novelty_score(root, tmp_path):
     pytest.importorskip("matplotlib")
     files = {"labeled": root / "labeled", "unlabeled": root / "pile", "truth": "folders"}
     runs = [
-        opencon.train(f"{name}/digits", out=tmp_path / name, settings=SETTINGS, device="cpu", **files)
+        opencon.train(f"{name}/digits", out=tmp_path / name / "run", settings=SETTINGS, device="cpu", **files)
         for name in ("orca", "gcd")
     ]
     with pytest.warns(UserWarning, match=r"no novelty.png: orca has no novelty score of its own"):
         opencon.evaluate(runs[0], figures=tmp_path / "figures", picture=tmp_path / "one.png", classes=20, device="cpu")
     assert {path.name for path in (tmp_path / "figures").iterdir()} == {"classes.png", "confusion.png"}
     assert (tmp_path / "one.png").stat().st_size > 10_000
-    pictures = opencon.draw(runs, tmp_path / "both", classes=10)
+    pictures = opencon.draw([run.folder for run in runs], tmp_path / "both", classes=10, device="cpu")
     assert [path.name for path in pictures] == ["maps.png", "confusions.png"]
-    assert all(path.stat().st_size > 10_000 for path in pictures)
+    with Image.open(pictures[0]) as image:
+        assert image.width > 1.5 * image.height  # two panels, though both folders have the same name
+    with pytest.raises(opencon.errors.ConfigError, match="--classes 30 must be 10 or 20"):
+        opencon.draw(runs, tmp_path / "both", classes=30)
