@@ -1,16 +1,9 @@
-import sys
-
 import numpy as np
 import pytest
 
 from opencon.errors import DataError
 from opencon.report.side_by_side import Panel, confusions_figure, maps_figure
 from tests.report.test_paper_figures import drawn, embedded, texts  # noqa: F401 (a fixture)
-
-
-@pytest.fixture(autouse=True)
-def _without_umap(monkeypatch):
-    monkeypatch.setitem(sys.modules, "umap", None)  # it takes a minute to start
 
 
 def panel(title, classes, num_seen=2, word="class"):
