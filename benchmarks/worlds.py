@@ -323,14 +323,14 @@ def draw(design: Design, sources: Sources, part: str, seed: int) -> Pile:
     )
 
 
-def piles(sources: Sources, part: str) -> Iterator[Pile]:
-    """The scenarios of a part; seeds go on where the other part's end."""
+def piles(sources: Sources, part: str, only: str = "") -> Iterator[Pile]:
+    """The scenarios of a part whose name has the word `only`; seeds go on where the other part's end."""
     designs = DESIGNS + (WITH_CIFAR if sources.cifar is not None else ())
     first = 0 if part == "development" else 1000
-    for number, design in enumerate(designs):
-        yield draw(design, sources, part, first + number)
+    drawn = [(design, part, first + number) for number, design in enumerate(designs)]
     if part == "reported":  # more classes than one half has: some of them are in the development part as well
-        yield draw(Design("every photo", 80, seen=0.5, labels=5, rows=45), sources, "both", 2000)
+        drawn.append((Design("every photo", 80, seen=0.5, labels=5, rows=45), "both", 2000))
+    yield from (draw(design, sources, of, seed) for design, of, seed in drawn if only in f"{of} {design.name}")
 
 
 # --- measuring --------------------------------------------------------------------------------------------------------
@@ -462,7 +462,7 @@ def main() -> None:
     if UMAP_NAME not in BASELINES:
         print(f"umap-learn is not installed: {UMAP_NAME} is left out. pip install 'opencon[bench]'", file=sys.stderr)
     torch.set_num_threads(min(torch.get_num_threads(), 2))
-    chosen = [pile for pile in piles(Sources(args.data, args.cache, args.cifar), args.part) if args.only in pile.name]
+    chosen = list(piles(Sources(args.data, args.cache, args.cifar), args.part, args.only))
     records = []
     for pile in chosen[:: 8 if args.quick else 1]:
         records.append(measure(pile, args.cache, ours))
