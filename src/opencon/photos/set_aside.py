@@ -36,6 +36,7 @@ DIRECTIONS, SLACK = 128, 1.3  # random directions in which they are looked up, a
 CHUNK = 1024  # photos compared with all at a time
 # Bytes per pixel of a compressed photo, ours, wide: outside of these a picture may be blank or noise, and is looked at.
 USUAL_BYTES = (0.05, 0.5)
+FEW_PIXELS = 192 * 192  # ours: up to here every picture is looked at, because the head of a file may be most of it
 FLAT = 6.0  # gray levels between the darkest and the brightest hundredth of a blank picture, ours: what JPEG adds
 FREE = 0.15  # correlation of neighboring pixels below which a picture is noise; nearly all photos have 0.8 and more
 LOOK = 256  # side of the central part in which noise is looked for
@@ -162,7 +163,7 @@ def shows_nothing(path: Path) -> bool:
         size = os.path.getsize(path)
     except (OSError, ValueError, Image.DecompressionBombError):
         return False
-    if USUAL_BYTES[0] <= size / max(pixels, 1) <= USUAL_BYTES[1]:
+    if pixels > FEW_PIXELS and USUAL_BYTES[0] <= size / pixels <= USUAL_BYTES[1]:
         return False
     small = _gray(path, (64, 64))
     if small is None:
