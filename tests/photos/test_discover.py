@@ -229,6 +229,18 @@ def test_groups_of_one_name_are_one_until_they_are_named_apart(capsys, finished,
     (tmp_path / "names.csv").write_text("group,name\nnew-1,new-1\nnew-2,new-2\n")
     works(capsys, "name", run, tmp_path / "names.csv")
     assert (run / "assignments.csv").read_bytes() == before
+    rows = rows_of(run)
+    at = next(i for i, row in enumerate(rows) if row["unlike_everything"] == "no" and not row["given"])
+    rows[at]["unlike_everything"] = "yes"  # as a picture of nothing is, whatever its distance
+    with (run / "assignments.csv").open("w", newline="") as file:
+        table = csv.DictWriter(file, rows[0])
+        table.writeheader()
+        table.writerows(rows)
+    (tmp_path / "names.csv").write_text("group,name\nnew-1,other\n")
+    works(capsys, "name", run, tmp_path / "names.csv")
+    assert (rows_of(run)[at]["unlike_everything"], rows_of(run)[at]["predicted"]) == ("yes", "")
+    (tmp_path / "names.csv").write_text("group,name\nnew-1,new-1\n")
+    works(capsys, "name", run, tmp_path / "names.csv")
     lines = before.splitlines(keepends=True)
     (run / "assignments.csv").write_bytes(b"".join(lines[:-1]))
     (tmp_path / "names.csv").write_text("group,name\nnew-1,wild\n")
