@@ -235,10 +235,6 @@ class GroupConfig:
             f"train.groups: the rule for {', '.join(self.match)} changes nothing. Give it lr or weight_decay.",
         )
 
-    def corrects(self, is_counted: bool) -> bool:
-        """Whether it changes the number of classes while it trains; `is_counted`: the number is an estimate."""
-        return False
-
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
