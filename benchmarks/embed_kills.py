@@ -3,7 +3,7 @@
 python benchmarks/embed_kills.py [--photos 200000] [--shards 200] [--workers 4] [--kills 50] [--scratch FOLDER] [--quick]
 
 Photos are made: PNGs of 12 x 12 pixels, no two alike, in tars as WebDataset writes them. The encoder is the smallest there
-is, the untrained network of the digits, so that most of the work is reading, decoding, claiming and writing. Once all workers
+is, the untrained network of the digits, so that most of the work is reading, decoding and writing. Once all workers
 are left alone. Once a worker that has claimed a shard is ended by SIGKILL at each of the random moments, which are spread
 over the shards, and another is started in its place.
 """

@@ -117,6 +117,9 @@ def discover(features: Path, out: Path, sample: int) -> dict[str, Any]:
         "gigabytes": most,
         "helper_gigabytes": helper,
         "gpu_gigabytes": torch.cuda.max_memory_allocated() / 1e9 if device.type == "cuda" else None,
+        "feature_bytes": sum(path.stat().st_size for path in (features / SHARDS).glob("*.npy")),
+        "record_bytes": sum(path.stat().st_size for path in (features / SHARDS).glob("*.jsonl")),
+        "table_bytes": sum(path.stat().st_size for path in out.glob("*.csv")),
         "classes_found": len(result["groups"]),
         "sampled": len(drawn.x),
     }

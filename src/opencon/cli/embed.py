@@ -28,6 +28,7 @@ def embed(
     size: Size = None,
     shard: Annotated[int, typer.Option("--shard", help="Photos in a shard of files.")] = 1024,
     workers: Annotated[int, typer.Option("--workers", help="Processes on this machine.")] = 1,
+    half: Annotated[bool, typer.Option("--half", help="Features as 16-bit numbers: half the disk.")] = False,
     decode: Annotated[
         str, typer.Option("--decode", help="Who decodes: threads, processes, or auto (what is faster).")
     ] = "auto",
@@ -48,7 +49,7 @@ def embed(
         raise ConfigError(f"--decode {decode} must be one of {', '.join(get_args(DecodeIn))}.")
     where = pick_device(device)
     extractor = Extractor.open(FeatureSettings(encoder=encoder, image_size=size), where)
-    plan = make_plan(source, extractor, out, size=shard)
+    plan = make_plan(source, extractor, out, size=shard, half=half)
     done = sum(plan.is_done(number) for number in range(plan.num_shards))
     show_plan(
         {
@@ -62,6 +63,7 @@ def embed(
         if workers > 1:
             del extractor
             words = [source, "--out", str(out), "--encoder", encoder, "--shard", str(shard), "--decode", decode]
+            words += ["--half"] if half else []
             _start_workers(workers, words, size, device)
         else:
             with bars() as progress:

@@ -83,7 +83,8 @@ def draw_sample(
         firsts = labeled[np.unique(classes[labeled], return_index=True)[1]]  # one of each class
         room = max(int(size * LABELED_SHARE), len(firsts))
         labeled = np.unique(np.concatenate([firsts, labeled[: room - len(firsts)]]))
-        others = rng.permutation(np.flatnonzero(classes < 0))[: size - len(labeled)]
+        others = np.flatnonzero(classes < 0)
+        others = others[rng.choice(len(others), min(size - len(labeled), len(others)), replace=False)]
         chosen = np.sort(np.concatenate([labeled, others]))
     ends = np.cumsum([len(part) for part in parts])
     shard_of = np.searchsorted(ends, chosen, side="right")
