@@ -17,6 +17,7 @@ The table of expected efficiency is arithmetic, not a measurement. A step of R r
     views and encoder of its own rows + loss of all rows + bytes / link + calls * latency
 
 with the first two measured here, and nothing sent while something is computed, as it is in the code. LINKS are assumptions.
+Of a loss of many rows, ranks share the pairs: what grows with the square of the rows is divided by R, and its gradient is sent.
 
 --imagenet does the same arithmetic for the recipe imagenet100: what its step would send is counted, its images per second in
 one process are those of results/worker_path.json, taken to be the same for any number of rows, and the loss is that of
@@ -52,6 +53,7 @@ from opencon.encoders.synchronized import synchronize_norms
 from opencon.experiments.recipes import get_recipe
 from opencon.experiments.train import MEASURED_STEPS
 from opencon.experiments.workbench import Workbench, assemble, build_loader, build_method
+from opencon.losses.contrastive import BLOCKED_FROM
 from opencon.methods import Task
 from opencon.runtime import pick_device
 from opencon.training.optimizer import build_optimizer
@@ -59,6 +61,7 @@ from opencon.training.ranks import joined, rank
 from opencon.training.trainer import Captured, TrainStep, fit
 
 RECIPE, PARTS = "opencon/cifar100", ("one", "two", "nccl", "refused")
+VIEWS, DIM = 2, 128  # of both recipes: views of an image, numbers in a row of the loss
 SMALL = 65_536  # bytes, ours: what takes longer to begin than to send
 MEASURED = 20  # steps whose communication is measured one by one
 PATIENCE = 120  # seconds for a part
@@ -338,7 +341,7 @@ def scaled(
     Args:
         size: rows of the batch of one process.
         encoder: seconds of views, encoder and optimizer by the rows of a rank.
-        loss: seconds of the loss by the rows of all ranks.
+        loss: seconds of the loss in one process by the rows of all ranks.
         sizes: gathered_bytes_of_a_row, reduced_bytes and calls, of a step.
     """
     rows = []
@@ -347,14 +350,19 @@ def scaled(
             whole = own * ranks
             if own not in encoder or whole not in loss:
                 continue
+            pairs = pair_seconds(loss, whole)
+            shared_loss = loss[whole] - pairs + pairs / ranks
+            reduced, calls = sizes["reduced_bytes"], sizes["calls"]
+            if pairs:  # for each of the three losses: numbers (N,), and a gradient (N, D)
+                reduced, calls = reduced + 3 * 4 * VIEWS * whole * (1 + DIM), calls + 6
             sending = sizes["gathered_bytes_of_a_row"] * whole * (ranks - 1) / ranks
-            sending = (sending + 2 * (ranks - 1) / ranks * sizes["reduced_bytes"]) / link["bytes_per_second"]
-            begin = sizes["calls"] * link["latency"]
-            total = encoder[own] + loss[whole] + sending + begin
+            sending = (sending + 2 * (ranks - 1) / ranks * reduced) / link["bytes_per_second"]
+            begin = calls * link["latency"]
+            total = encoder[own] + shared_loss + sending + begin
             alone = (encoder[size] + loss[size]) * whole / size / ranks
             parts = {
                 "encoder": encoder[own],
-                "loss": loss[whole],
+                "loss": shared_loss,
                 "sending": sending,
                 "beginning": begin,
                 "step": total,
@@ -365,6 +373,15 @@ def scaled(
                 | {"efficiency": alone / total}
             )
     return rows
+
+
+def pair_seconds(loss: dict[int, float], rows: int) -> float:
+    """Of a loss in blocks, the part that grows with the square of the rows, by the two largest batches; 0 of a small one."""
+    if VIEWS * rows < BLOCKED_FROM["cuda"] or len(loss) < 2:
+        return 0.0
+    few, many = sorted(loss)[-2:]
+    square = (loss[many] - loss[few] * many / few) / (many**2 - few * many)
+    return max(square, 0.0) * rows**2
 
 
 def counted(recipe: str) -> dict[str, Any]:
