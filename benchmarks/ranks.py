@@ -1,7 +1,7 @@
 """Training by several ranks: losses beside those of one, what a step sends, and the efficiency to expect of more GPUs.
 
 python benchmarks/ranks.py --data FOLDER --weights FILE [--epochs 3] [--set KEY=VALUE] [--quick]
-python benchmarks/ranks.py --imagenet
+python benchmarks/ranks.py --expected
 
 The recipe is opencon/cifar100, not compiled: compiling takes longer than these epochs. Each part is a process of its own.
 
@@ -17,11 +17,12 @@ The table of expected efficiency is arithmetic, not a measurement. A step of R r
     views and encoder of its own rows + loss of all rows + bytes / link + calls * latency
 
 with the first two measured here, and nothing sent while something is computed, as it is in the code. LINKS are assumptions.
-Of a loss of many rows, ranks share the pairs: what grows with the square of the rows is divided by R, and its gradient is sent.
+Ranks share the pairs of a loss of many rows: what grows with the square of the rows is divided by R, and its gradient is
+sent.
 
---imagenet does the same arithmetic for the recipe imagenet100: what its step would send is counted, its images per second in
-one process are those of results/worker_path.json, taken to be the same for any number of rows, and the loss is that of
-results/ranks.json, whose rows have as many numbers.
+--expected does only the arithmetic: from the last run of results/ranks.json, and for the recipe imagenet100. What its step
+would send is counted, its images per second in one process are those of results/worker_path.json, taken to be the same for
+any number of rows, and the loss is that of results/ranks.json, whose rows have as many numbers.
 """
 
 from __future__ import annotations
@@ -384,7 +385,14 @@ def pair_seconds(loss: dict[int, float], rows: int) -> float:
     return max(square, 0.0) * rows**2
 
 
-def counted(recipe: str) -> dict[str, Any]:
+def recorded() -> dict[str, Any]:
+    """The numbers of the last run on record."""
+    runs = json.loads((RESULTS / "ranks.json").read_text())["runs"]
+    found: dict[str, Any] = [run["numbers"] for run in runs if run["numbers"].get("one")][-1]
+    return found
+
+
+def counted(recipe: str, cifar: dict[str, Any]) -> dict[str, Any]:
     """What a step of a recipe would send, and the efficiency to expect."""
     config = get_recipe(recipe)
     side = config.augment.size or DATASETS[config.data.name].info.image_size
@@ -400,15 +408,10 @@ def counted(recipe: str) -> dict[str, Any]:
         "calls": 2 + 5 * len(norms),
     }
     rate = json.loads((RESULTS / "worker_path.json").read_text())["runs"][-1]["numbers"]["step"]["memory"]["median"]
-    measured = [
-        r["numbers"] for r in json.loads((RESULTS / "ranks.json").read_text())["runs"] if r["numbers"].get("one")
-    ]
-    loss = {int(b): t for b, t in measured[-1]["one"]["loss_seconds"].items() if t is not None}
+    loss = {int(b): t for b, t in cifar["one"]["loss_seconds"].items() if t is not None}
     size = config.train.batch_size
     seconds = {size // n: size // n / rate - loss[size] * (size // n) / size for n in (1, *LINKS)}
-    return {"recipe": recipe, "images_per_second": rate, "sizes": sizes, "links": LINKS} | {
-        "expected": scaled(size, seconds, loss, sizes)
-    }
+    return {"recipe": recipe, "images_per_second": rate, "sizes": sizes, "expected": scaled(size, seconds, loss, sizes)}
 
 
 def show(rows: list[dict[str, Any]]) -> None:
@@ -421,7 +424,7 @@ def main() -> None:
     benchmark.add_settings()
     benchmark.add_argument("--epochs", type=int, default=3)
     benchmark.add_argument("--num-train", type=int, help="made-up images, without --data")
-    benchmark.add_argument("--imagenet", action="store_true", help="only count and compute, for imagenet100")
+    benchmark.add_argument("--expected", action="store_true", help="only the arithmetic, from recorded runs")
     benchmark.add_argument("--part", choices=PARTS, help="used by the script itself")
     benchmark.add_argument("--part-out", type=Path, help="used by the script itself")
     args = benchmark.parse_args()
@@ -432,10 +435,13 @@ def main() -> None:
         run_part(args.part, args, args.part_out)
         return
     benchmark.begin()
-    if args.imagenet:
-        numbers = counted("imagenet100")
-        show(numbers["expected"])
-        benchmark.save(numbers, torch.device("cpu"))
+    if args.expected:
+        cifar = recorded()
+        tables = [{"recipe": RECIPE, "expected": expected(cifar["one"], cifar["two"])}, counted("imagenet100", cifar)]
+        for table in tables:
+            print(table["recipe"])
+            show(table["expected"])
+        benchmark.save({"recipe": "arithmetic", "links": LINKS, "tables": tables}, torch.device("cpu"))
         return
     device = pick_device()
     parts = {name: start_part(name, sys.argv[1:]) for name in (PARTS if device.type == "cuda" else PARTS[:2])}
