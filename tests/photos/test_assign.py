@@ -211,6 +211,7 @@ def test_a_discovery_of_a_sample_from_a_tar_can_be_reviewed(embedded, tmp_path, 
     assert "of a sample of 60" in said
     run = open_run(out)  # what the review opens
     assert len(run.files) == 60
+    assert run.title == "photos, a sample of 72 photos"
     assert all(
         (run.root / name).is_file() and (run.root / name).resolve().parent == out / "photos" for name in run.files
     )

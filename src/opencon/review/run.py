@@ -22,6 +22,7 @@ from opencon.report.table import from_text
 
 MODEL = "model.json"
 JUNK, STRANGERS = -1, -2  # places that are no group: what nobody wants, and what resembles nothing else
+RESULT = "result.json"
 NOBODY = -1  # in a column of photos: none
 
 
@@ -42,11 +43,13 @@ class Run:
     identity: str  # changes with the photos, their order and their groups
     unreadable: tuple[tuple[str, str], ...] = ()  # name and reason
     suggested: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # names that may fit a group
+    sampled_from: int | None = None  # photos, of which these are a sample; None: these are all
 
     @property
     def title(self) -> str:
-        """The name of the folder of the photos."""
-        return self.root.name or str(self.root)
+        """The name of the folder of the photos, and whether they are a sample."""
+        name = self.root.name or str(self.root)
+        return f"{name}, a sample of {self.sampled_from:,} photos" if self.sampled_from else name
 
     def path(self, photo: int) -> Path:
         """Where a photo lies."""
@@ -108,6 +111,7 @@ def open_run(folder: Path, photos: Path | None = None) -> Run:
         identity=_identity(rows, model),
         unreadable=tuple((line["file"], line["error"]) for line in lines if line["error"]),
         suggested=_suggested(rows),
+        sampled_from=_json(folder / RESULT).get("sampled_from") if (folder / RESULT).is_file() else None,
     )
 
 
