@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import csv
 import hashlib
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from opencon.errors import RunError
-from opencon.files import ASSIGNMENTS, DISCOVERY, EMBEDDINGS, FEATURES
+from opencon.files import ASSIGNMENTS, DISCOVERY, EMBEDDINGS, FEATURES, parse_json, read_file
 from opencon.report.table import from_text
 
 MODEL = "model.json"
@@ -131,7 +130,7 @@ def _model(folder: Path) -> dict[str, Any]:
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = parse_json(read_file(path))
     except (OSError, ValueError) as err:
         raise RunError(f"cannot read {path} ({err}). Run the discovery again.") from err
     if not isinstance(data, dict):
