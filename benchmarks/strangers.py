@@ -203,7 +203,7 @@ def main() -> None:
         print("No --cifar: its piles are left out.", file=sys.stderr)
     torch.set_num_threads(min(torch.get_num_threads(), 2))
     sources = Sources(args.data, args.cache, args.cifar)
-    chosen = list(piles(sources, args.part))
+    chosen = list(piles(sources, args.part, args.draws))
     if args.learn:
         args.part = "development"
         chosen = [draw(d, sources, args.part, first + i) for first in LEARN_FROM for i, d in enumerate(DESIGNS)]

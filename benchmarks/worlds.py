@@ -1,6 +1,6 @@
 """Piles of every kind: does opencon find the classes where their number, their sizes and most labels are unknown.
 
-python benchmarks/worlds.py --data FOLDER [--cifar FEATURES] [--cache FOLDER] [--part reported] [--only WORD] [--quick]
+python benchmarks/worlds.py --data FOLDER [--cifar FEATURES] [--cache FOLDER] [--part PART] [--draws 1] [--only WORD]
 
 A scenario is a pile drawn by seed: some classes of one source, with equal, Zipf (1, 1/2, 1/3, ...) or extreme sizes (a class
 has 40 times the rows of another), some of them seen, with a few labels each; sometimes with strangers (one or two rows each
@@ -10,7 +10,8 @@ is of a seen class ("absent").
 Sources: photos in FOLDER/worlds (flowers, birds, things) and FOLDER/photos, features of efficientnet_lite0; scikit-learn's
 digits; docstrings of installed packages, by subpackage, TF-IDF and SVD; with --cifar a .npz with x (M, F) and y (M,).
 Each source is cut in two by class: numbers are chosen on the scenarios of the development part alone (even classes), and
-what is said of opencon is said of the reported part (odd classes, other seeds).
+what is said of opencon is said of the reported part (odd classes, other seeds). With --draws each development scenario is
+drawn several times, by other seeds: a few dozen piles are too few to choose by.
 
 Measured on unlabeled rows that are no strangers: All (accuracy, protocol gcd, one matching over everything), the number of
 classes found, whether its interval holds the truth, seconds, and by how much All differs over three seeds. The baselines are
@@ -53,6 +54,7 @@ EXTREME = (1.0, 0.5, 0.225, 0.125, 0.0625, 0.025)  # 400, 200, 90, 50, 25, 10; f
 FEWEST = 4  # rows of the smallest class
 TWINS, TWIN_NOISE = 0.2, 0.02  # share of the rows, and noise in standard deviations of a feature
 SEEDS = 3  # of each fit
+NEXT_DRAW = 10_000  # seeds from one draw of the scenarios to the next
 STRANGERS = 12  # classes of which one or two rows are in the pile
 
 
@@ -306,12 +308,13 @@ def draw(design: Design, sources: Sources, part: str, seed: int) -> Pile:
     )
 
 
-def piles(sources: Sources, part: str) -> Iterator[Pile]:
-    """The scenarios of a part; seeds go on where the other part's end."""
+def piles(sources: Sources, part: str, draws: int = 1) -> Iterator[Pile]:
+    """The scenarios of a part, each drawn so many times; no seed comes twice."""
     designs = DESIGNS + (WITH_CIFAR if sources.cifar is not None else ())
     first = 0 if part == "development" else 1000
-    for number, design in enumerate(designs):
-        yield draw(design, sources, part, first + number)
+    for again in range(draws):
+        for number, design in enumerate(designs):
+            yield draw(design, sources, part, first + NEXT_DRAW * again + number)
     if part == "reported":  # more classes than one half has: some of them are in the development part as well
         yield draw(Design("every photo", 80, seen=0.5, labels=5, rows=45), sources, "both", 2000)
 
@@ -428,8 +431,12 @@ def arguments(benchmark: Benchmark) -> argparse.Namespace:
     benchmark.add_argument("--cifar", type=Path, help="a .npz with x and y")
     benchmark.add_argument("--cache", type=Path, default=Path("/tmp/opencon-worlds"), help="of features and baselines")
     benchmark.add_argument("--part", default="reported", choices=("development", "reported"))
+    benchmark.add_argument("--draws", type=int, default=1, help="of each scenario; only of the development part")
     benchmark.add_argument("--only", default="", help="scenarios whose name has this word")
-    return benchmark.begin()
+    args = benchmark.begin()
+    if args.draws != 1 and args.part == "reported":
+        benchmark.error("--draws: the reported piles are drawn once. Choose by --part development.")
+    return args
 
 
 def main() -> None:
@@ -440,7 +447,8 @@ def main() -> None:
     elif not args.cifar.is_file():
         benchmark.error(f"--cifar {args.cifar}: there is no such file. Give a .npz with x and y, or leave it out.")
     torch.set_num_threads(min(torch.get_num_threads(), 2))
-    chosen = [pile for pile in piles(Sources(args.data, args.cache, args.cifar), args.part) if args.only in pile.name]
+    sources = Sources(args.data, args.cache, args.cifar)
+    chosen = [pile for pile in piles(sources, args.part, args.draws) if args.only in pile.name]
     records = []
     for pile in chosen[:: 8 if args.quick else 1]:
         records.append(measure(pile, args.cache, ours))
