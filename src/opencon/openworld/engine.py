@@ -66,13 +66,13 @@ MOST_ROWS = 4000  # of more rows so many are drawn: trees compare all with all
 NEIGHBORS = 5  # 10 and 20 are 1 point worse
 # To 1 for neighbors. A third more or less is within a point.
 WHOLE, SILHOUETTE, GAIN, PRICE, LABELS = 0.3, 1.0, 0.2, 0.75, 0.15
-# What speaks for a single class, which can show neither silhouette nor gain: more than for the halves of one class (0.03 to
-# 0.3), less than for two classes (0.14 to 0.7).
+# What speaks for a single class, which can show neither silhouette nor gain: more than for the parts of most single classes
+# (0 to 0.4), less than for two classes (0.18 to 0.7).
 ONE = 0.17
 FEW = 10  # so many labels beyond the first of each class have half their say
 LEAST_SAID = -10.0  # log probability of a label, at least
 NEAR = 32  # directions in which evidence is measured
-STEPS, PULL = 3, 0.8  # of moving rows toward their neighbors; one step and a whole pull are alike
+STEPS, PULL = 3, 0.8  # of moving rows toward their neighbors; one step to the plain mean is a point worse
 POWER, DIMS = 0.5, (32, 128)  # as in `fit`
 SHRINKAGE = 0.1  # as in `mixture`
 LEAST_APART = 1e-3  # variance of the means of classes in a direction, to 1 within classes
