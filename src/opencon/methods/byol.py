@@ -89,7 +89,7 @@ class BYOL(Method[ConfigT]):
         """Every parameter learns. Ours: SGD instead of LARS, half of SimCLR's rate on CIFAR, four small crops."""
         if kind == "digits":
             # An epoch has seven steps here; at 0.99 the teacher would hardly leave its start.
-            return usual(replace(cls.settings(), momentum=0.9), kind, epochs=60)
+            return usual(cls.settings(momentum=0.9, hidden=256, dim=128), kind, epochs=60)
         train: dict[str, Any] = {"epochs": 200, "lr": 0.2, "weight_decay": 5e-4, "lr_end": 0.0, "schedule": "cosine"}
         train |= {"batch_size": 512, "milestones": (), "nesterov": True, "compile": False, "warmup_epochs": 2}
         # Paper, appendix J: no decay on norms and biases.
