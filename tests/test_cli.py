@@ -408,7 +408,10 @@ def test_config_that_is_not_there(capsys, tmp_path):
         (["pretrain", "digitz"], "unknown recipe 'digitz'. Did you mean 'digits'?"),
         (["pretrain", "opencon/digits"], "not the recipe 'opencon/digits'. Use: pretrain digits"),
         (["pretrain", "moco/digits", "--method", "byol"], "not the recipe 'moco/digits'. Use: pretrain digits"),
-        (["pretrain", "digits", "--method", "opencon"], "opencon learns from labels. Pre-training uses none: byol, moco"),
+        (
+            ["pretrain", "digits", "--method", "opencon"],
+            "opencon learns from labels. Pre-training uses none: byol, moco",
+        ),
         (["pretrain", "digits", "--method", "simcrl"], "unknown method 'simcrl'. Did you mean 'simclr'?"),
         (["train", "digits", "--variant", "nonsense"], "--variant 'nonsense' must be 'released' or 'paper'"),
         (["train", "digits", "--device", "nonsense"], "--device 'nonsense' is not a device. Use auto, cpu, cuda or"),

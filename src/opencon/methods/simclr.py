@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from opencon.cluster.naming import cluster_and_name
-from opencon.config import MethodConfig
+from opencon.config import MethodConfig, Views
 from opencon.losses.contrastive import contrast_within
 from opencon.methods.base import Assignment, Batch, FeatureBank, Kind, Method, Schedule, StepOutput, Variant
 from opencon.methods.parts import positive
@@ -26,6 +26,7 @@ class SimCLRConfig(MethodConfig):
 
     name: ClassVar[str] = "simclr"
     uses_labels: ClassVar[bool] = False
+    views: ClassVar[Views] = Views(most=None, sizes=True)  # all views of an image are positives of each other
 
     temperature: float = 0.1  # ours for CIFAR at batch 512; the paper's best on ImageNet is 0.1 too (Table 5)
 
