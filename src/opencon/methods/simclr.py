@@ -9,8 +9,6 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor
 
 from opencon.cluster.naming import cluster_and_name
 from opencon.config import MethodConfig, Views
@@ -56,10 +54,6 @@ class SimCLR(Method[SimCLRConfig]):
             milestones=(),
         )
         return replace(schedule, encoder={"train_from": "all"}, eval_every=50)
-
-    def embed(self, images: Tensor) -> Tensor:
-        """(B, channels, H, W) in [0, 1] -> (B, F), unit length: features in front of the head, as the next run gets them."""
-        return F.normalize(self.embedder.features(images), dim=1)
 
     def step(self, batch: Batch) -> StepOutput:
         """NT-Xent over every image of the batch."""
