@@ -40,9 +40,10 @@ from opencon.config import RunConfig, with_settings
 from opencon.data.benchmarks import load_dataset
 from opencon.data.listings import list_folder
 from opencon.data.sources import _decode, load_listing
-from opencon.data.streaming import PIECE, StreamedImages, usable_cores
+from opencon.data.streaming import PIECE, StreamedImages
 from opencon.experiments.recipes import get_recipe
 from opencon.experiments.workbench import assemble, build_loader
+from opencon.processes import usable_cores
 from opencon.runtime import pick_device
 from opencon.training.optimizer import build_optimizer
 from opencon.training.trainer import fit

@@ -82,6 +82,7 @@ def group(
     novel: Annotated[str, typer.Option("--novel", help="How many new groups: auto, or a number.")] = "auto",
     sample: Annotated[int, typer.Option("--sample", help="Photos that are fitted, at most.")] = 50_000,
     seed: Seed = 0,
+    device: Device = "auto",
 ) -> None:
     """Fit classes and new groups to a sample of the photos, then assign all of them, shard by shard.
 
@@ -89,12 +90,13 @@ def group(
     """
     from opencon.api import discover_config
     from opencon.photos.group import group as group_photos
+    from opencon.runtime import pick_device
 
     config = discover_config(
         novel=novel, encoder="efficientnet_lite0", size=None, steps=0, views=None, finetune=False, seed=seed
     ).fit
     with resumable("The same command goes on with the shards that are left."), bars() as progress:
-        result = group_photos(features, out, config, sample=sample, progress=progress)
+        result = group_photos(features, out, config, sample=sample, device=pick_device(device), progress=progress)
     table = Table("", "photos", "", title="Where the photos went", title_justify="left")
     for row in result["groups"]:
         table.add_row(row["name"], f"{row['size']:,}", "new group" if row["kind"] == "new" else "you named it")

@@ -21,7 +21,6 @@ Letters: M images, B images in a batch, T batches, K slots, S side of an image.
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
@@ -35,6 +34,7 @@ from torch import Tensor
 
 from opencon.data.listings import printable
 from opencon.errors import DataError
+from opencon.processes import usable_cores
 
 Pixels = npt.NDArray[np.uint8]
 
@@ -161,9 +161,3 @@ class StreamedImages:
 
 
 Images = Tensor | StreamedImages  # a set of images in memory, or in files
-
-
-def usable_cores() -> int:
-    """Cores that this process may run on; ranks on the same machine share them."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))

@@ -39,11 +39,11 @@ import numpy.typing as npt
 import torch
 
 from opencon.data.sources import decode_bytes
-from opencon.data.streaming import usable_cores
 from opencon.errors import RunError
 from opencon.files import PARTIAL, explained, parse_json, read_file
 from opencon.photos.features import Extractor
 from opencon.photos.pieces import Photo, Piece, pieces_of
+from opencon.processes import usable_cores
 from opencon.training.run_folder import RunFolder, holds_others
 
 PLAN, PIECES, SHARDS = "embed.json", "pieces.jsonl", "shards"
@@ -273,6 +273,13 @@ def _alone(out: Path) -> Iterator[None]:
 # --- what was embedded ------------------------------------------------------------------------------------------------
 
 
+def read_records(path: Path) -> list[dict[str, str]]:
+    """A record for each photo of a shard: name, label, error."""
+    # All lines as one list: a call for each would take four times as long.
+    records: list[dict[str, str]] = parse_json(b"[" + b",".join(read_file(path).splitlines()) + b"]")
+    return records
+
+
 @dataclass(frozen=True, eq=False)
 class Embedded:
     """The features in a folder of `opencon embed`, mapped into memory: nothing is read before it is used.
@@ -298,7 +305,7 @@ class Embedded:
 
     def records(self, shard: int) -> list[dict[str, str]]:
         """A record for each photo of a shard: name, label, error."""
-        return [parse_json(line) for line in read_file(self.plan.file(shard, "jsonl")).splitlines()]
+        return read_records(self.plan.file(shard, "jsonl"))
 
     def rows(self, shard: int) -> Rows:
         """(n, F): the features of a shard, mapped into memory."""
@@ -318,6 +325,12 @@ class Embedded:
         """(n, F) of all shards: mapped where there is one shard, else copied into one array."""
         parts = [rows for _, rows in self]
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+    @property
+    def num_unreadable(self) -> int:
+        """How many photos cannot be read."""
+        done = (parse_json(read_file(self.plan.file(shard, "done"))) for shard in range(self.plan.num_shards))
+        return sum(record["photos"] - record["readable"] for record in done)
 
     @property
     def problems(self) -> list[tuple[str, str]]:
