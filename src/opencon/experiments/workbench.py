@@ -56,11 +56,11 @@ class Workbench:
 
     @property
     def size(self) -> int:
-        """Side of a full view."""
-        return int(self.config.augment.size or self.images.shape[-1])
+        """Side at which images are judged."""
+        return int(self.config.eval.size or self.config.augment.size or self.images.shape[-1])
 
     def view(self, images: Tensor) -> Tensor:
-        """Images for evaluation: as they are, at the size of a view."""
+        """Images for evaluation: as they are, at the size at which they are judged."""
         return plain_view(images, self.size)
 
     def embed(
@@ -295,7 +295,7 @@ def estimated_classes(config: RunConfig, dataset: Dataset, labels: Tensor, devic
     size = config.augment.size or train.images.shape[-1]
     with seeded(config.train.seed):
         embedder = start_embedder(config, train.images.shape[1], size).to(device)
-    view = partial(plain_view, image_size=size)
+    view = partial(plain_view, image_size=config.eval.size or size)
     chunks = torch.split(train.images, BATCH) if isinstance(train.images, Tensor) else train.images.in_order(BATCH)
     z = torch.cat([embed_images(embedder, embedder.features, chunk.to(device), view).cpu() for chunk in chunks])
     num_seen = int(labels.max()) + 1

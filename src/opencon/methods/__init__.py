@@ -26,6 +26,7 @@ from opencon.methods.base import (
 from opencon.methods.byol import BYOL, BYOLConfig
 from opencon.methods.cgdl import CGDL, CGDLConfig
 from opencon.methods.concord import Concord, ConcordConfig
+from opencon.methods.crops import Crops, CropsConfig
 from opencon.methods.ds3l import DS3L, DS3LConfig
 from opencon.methods.dtc import DTC, DTCConfig
 from opencon.methods.fixmatch import FixMatch, FixMatchConfig
@@ -58,6 +59,8 @@ __all__ = [
     "CGDLConfig",
     "Concord",
     "ConcordConfig",
+    "Crops",
+    "CropsConfig",
     "DS3LConfig",
     "DTCConfig",
     "Epoch",
@@ -119,6 +122,7 @@ METHODS: Registry[MethodEntry] = Registry("method")
 METHODS.add("byol", MethodEntry(BYOL, "BYOL", "arXiv:2006.07733", 2020, "nothing"))
 METHODS.add("cgdl", MethodEntry(CGDL, "CGDL", "arXiv:2003.08823", 2020, LABELS))
 METHODS.add("concord", MethodEntry(Concord, "Concord", "ours", 2026, LABELS))
+METHODS.add("crops", MethodEntry(Crops, "Crops", "ours", 2026, "nothing"))
 METHODS.add("ds3l", MethodEntry(DS3L, "DS3L", "PMLR 119:3897-3906", 2020, LABELS))
 METHODS.add("dtc", MethodEntry(DTC, "DTC", "arXiv:1908.09884", 2019, LABELS))
 METHODS.add("fixmatch", MethodEntry(FixMatch, "FixMatch", "arXiv:2001.07685", 2020, LABELS))

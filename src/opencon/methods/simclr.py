@@ -41,9 +41,9 @@ class SimCLR(Method[SimCLRConfig]):
     def schedule(cls, kind: Kind, variant: Variant = "released") -> Schedule:
         """Every parameter learns. cifar: SCAN's setting (arXiv:2005.12320) for small images; digits: ours."""
         if kind == "digits":
-            return usual(SimCLRConfig(temperature=0.4), kind, epochs=60)
+            return usual(cls.settings(temperature=0.4), kind, epochs=60)
         schedule = usual(
-            SimCLRConfig(),
+            cls.settings(),
             kind,
             epochs=500,
             batch_size=512,
