@@ -2,7 +2,7 @@
 
 python benchmarks/pretrain.py digits --minutes 0.3 [--quick]
 python benchmarks/pretrain.py cifar100 --data FOLDER --minutes 4 [--weights FILE] [--then concord/cifar100]
-    --ways "simclr" "moco" "moco views=[] method.momentum=0.996"
+    --ways simclr crops "moco views=[] method.momentum=0.996"
 
 A way is a method and settings, separated by spaces. Three epochs tell how long one takes; then it is trained for as many as
 fit into the minutes, on its whole schedule. Only epochs count, not the start of a program. With --then the recipe is trained
@@ -33,7 +33,7 @@ def main() -> None:
     benchmark = Benchmark(__doc__)
     benchmark.add_argument("dataset")
     benchmark.add_argument("--minutes", type=float, default=4.0)
-    benchmark.add_argument("--ways", nargs="+", default=["simclr", "byol", "moco"])
+    benchmark.add_argument("--ways", nargs="+", default=["simclr", "crops", "moco"])
     benchmark.add_argument("--then", help="a recipe to train from each encoder")
     benchmark.add_argument("--then-set", action="append", default=[], metavar="KEY=VALUE")
     benchmark.add_argument("--seed", type=int, default=0)

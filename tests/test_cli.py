@@ -407,10 +407,10 @@ def test_config_that_is_not_there(capsys, tmp_path):
         (["train", "orca/digits", "--variant", "paper"], "orca has one variant, which follows its released code"),
         (["pretrain", "digitz"], "unknown recipe 'digitz'. Did you mean 'digits'?"),
         (["pretrain", "opencon/digits"], "not the recipe 'opencon/digits'. Use: pretrain digits"),
-        (["pretrain", "moco/digits", "--method", "byol"], "not the recipe 'moco/digits'. Use: pretrain digits"),
+        (["pretrain", "moco/digits", "--method", "simclr"], "not the recipe 'moco/digits'. Use: pretrain digits"),
         (
             ["pretrain", "digits", "--method", "opencon"],
-            "opencon learns from labels. Pre-training uses none: byol, moco",
+            "opencon learns from labels. Pre-training uses none: crops, moco",
         ),
         (["pretrain", "digits", "--method", "simcrl"], "unknown method 'simcrl'. Did you mean 'simclr'?"),
         (["train", "digits", "--variant", "nonsense"], "--variant 'nonsense' must be 'released' or 'paper'"),

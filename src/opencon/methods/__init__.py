@@ -23,7 +23,6 @@ from opencon.methods.base import (
     Task,
     Variant,
 )
-from opencon.methods.byol import BYOL, BYOLConfig
 from opencon.methods.cgdl import CGDL, CGDLConfig
 from opencon.methods.concord import Concord, ConcordConfig
 from opencon.methods.crops import Crops, CropsConfig
@@ -44,7 +43,6 @@ from opencon.methods.uno import UNO, UNOConfig
 from opencon.registry import Registry
 
 __all__ = [
-    "BYOL",
     "CGDL",
     "DS3L",
     "DTC",
@@ -54,7 +52,6 @@ __all__ = [
     "PCL",
     "UNO",
     "Assignment",
-    "BYOLConfig",
     "Batch",
     "CGDLConfig",
     "Concord",
@@ -119,7 +116,6 @@ class MethodEntry:
 LABELS = "labels, count"  # some images labeled, and the number of classes
 
 METHODS: Registry[MethodEntry] = Registry("method")
-METHODS.add("byol", MethodEntry(BYOL, "BYOL", "arXiv:2006.07733", 2020, "nothing"))
 METHODS.add("cgdl", MethodEntry(CGDL, "CGDL", "arXiv:2003.08823", 2020, LABELS))
 METHODS.add("concord", MethodEntry(Concord, "Concord", "ours", 2026, LABELS))
 METHODS.add("crops", MethodEntry(Crops, "Crops", "ours", 2026, "nothing"))

@@ -1,4 +1,4 @@
-"""The losses of BYOL and MoCo v3 from their definitions, in Python loops."""
+"""The loss of MoCo v3 from its definition, in Python loops."""
 
 from __future__ import annotations
 
@@ -27,12 +27,6 @@ def naive_unit(rows):
     """Rows at unit length; a row of zeros stays one."""
     lengths = [math.sqrt(sum(value * value for value in row)) or 1.0 for row in rows]
     return [[value / length for value in row] for row, length in zip(rows, lengths, strict=True)]
-
-
-def naive_distance(q, k):
-    """Mean squared distance of unit rows."""
-    pairs = [sum((a - b) ** 2 for a, b in zip(x, y, strict=True)) for x, y in zip(q, k, strict=True)]
-    return sum(pairs) / len(pairs)
 
 
 def naive_told_apart(q, k, temperature):
