@@ -193,6 +193,7 @@ def test_fused_captured_and_compiled_equals_plain():
     [
         ("concord", ("loss", "loss_swapped", "loss_crops", "loss_labels", "loss_contrast")),
         ("moco", ("loss", "loss_full", "loss_crops")),
+        ("crops", ("loss",)),
     ],
 )
 def test_small_crops_fused_and_captured_equal_plain(method, terms):
