@@ -271,8 +271,7 @@ def test_tensorboard(capsys, tmp_path, command):
     assert list((tmp_path / "run/tensorboard").glob("events*"))
 
 
-def test_figures_like_those_of_the_paper(capsys, finished, tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "umap", None)  # takes a minute to start; its absence is one of the ways
+def test_figures_like_those_of_the_paper(capsys, finished, tmp_path):
     works(capsys, "evaluate", finished, "--figures", tmp_path / "figures")
     assert {path.name for path in (tmp_path / "figures").iterdir()} == {"classes.png", "novelty.png", "confusion.png"}
 

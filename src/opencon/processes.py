@@ -31,6 +31,7 @@ from opencon.errors import RunError
 T = TypeVar("T")
 Bytes = npt.NDArray[np.uint8]
 Address = tuple[str, tuple[int, ...], int]  # path, shape, and a number that is never used again, as the path may be
+BESIDE = "OPENCON_BESIDE"  # in the environment of a worker: how many there are, and a file that one of them may lock
 FEWEST_CORES = 4  # from which processes pay, ours: up to there threads decode as fast (benchmarks/worker_path.py)
 
 
@@ -54,6 +55,7 @@ class Processes(Executor):
         self._idle: queue.LifoQueue[_Worker | None] = queue.LifoQueue()
         for _ in range(number):
             self._idle.put(None)
+        self._lock = SharedBytes((1,))
 
     def submit(self, function: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
         """Call a function in a worker that is free."""
@@ -63,7 +65,7 @@ class Processes(Executor):
     def _call(self, function: Callable[..., T], args: tuple[Any, ...]) -> T:
         worker = self._idle.get()
         try:
-            worker = worker or _Worker()
+            worker = worker or _Worker(f"{self.number} {self._lock.address[0]}")
             return worker.call(function, args)
         finally:
             self._idle.put(worker)
@@ -80,13 +82,14 @@ class Processes(Executor):
 
 
 class _Worker:
-    def __init__(self) -> None:
+    def __init__(self, beside: str) -> None:
         self.connection, other = Pipe()
         code = f"from opencon.processes import answer; answer({other.fileno()})"
         # The same modules as here, wherever they come from. One thread each: there are as many workers as cores.
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": "1"}
+        own = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": "1", BESIDE: beside}
+        own |= {"PYTHONWARNINGS": "ignore"}  # what is wrong with a file is said here
         self.process = subprocess.Popen(
-            [sys.executable, "-c", code], pass_fds=[other.fileno()], stdin=subprocess.DEVNULL, env=environment
+            [sys.executable, "-c", code], pass_fds=[other.fileno()], stdin=subprocess.DEVNULL, env=os.environ | own
         )
         other.close()
 
@@ -120,13 +123,19 @@ def answer(descriptor: int) -> None:
             try:
                 function, args = connection.recv()
             except (EOFError, OSError):
-                return
+                os._exit(0)  # at once: there is nothing to put in order
             reply: tuple[Any, Exception | None]
             try:
                 reply = function(*args), None
             except Exception as err:  # it is raised where the function was called
                 reply = None, err
             connection.send(reply)
+
+
+def beside() -> tuple[int, str]:
+    """In a worker: how many there are, and a file that one of them may lock. Elsewhere: 1 and nothing."""
+    number, _, lock = os.environ.get(BESIDE, "1 ").partition(" ")
+    return int(number), lock
 
 
 class SharedBytes:
@@ -149,7 +158,7 @@ class SharedBytes:
         os.close(self.descriptor)
 
 
-@lru_cache(maxsize=16)
+@lru_cache(maxsize=8)
 def shared_array(address: Address) -> Bytes:
     """In a worker: the memory of a `SharedBytes`."""
     path, shape, _ = address

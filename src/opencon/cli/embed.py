@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, get_args
 
 import typer
 from rich.table import Table
@@ -29,18 +29,24 @@ def embed(
     size: Size = None,
     shard: Annotated[int, typer.Option("--shard", help="Photos in a shard of files.")] = 1024,
     workers: Annotated[int, typer.Option("--workers", help="Processes on this machine.")] = 1,
+    decode: Annotated[
+        str, typer.Option("--decode", help="Who decodes: threads, processes, or auto (what is faster).")
+    ] = "auto",
     device: Device = "auto",
 ) -> None:
     """Compute the features of photos in shards. The same command goes on where it was stopped.
 
     Any number of workers may work into one folder: more --workers, the command again on other machines, an array job.
     """
+    from opencon.data.decoders import DecodeIn
     from opencon.photos.embed import Embedded, make_plan, work
     from opencon.photos.features import Extractor, FeatureSettings
     from opencon.runtime import pick_device
 
     if shard < 1 or workers < 1:
         raise ConfigError(f"--shard {shard} and --workers {workers} must be at least 1.")
+    if decode not in get_args(DecodeIn):
+        raise ConfigError(f"--decode {decode} must be one of {', '.join(get_args(DecodeIn))}.")
     where = pick_device(device)
     extractor = Extractor.open(FeatureSettings(encoder=encoder, image_size=size), where)
     plan = make_plan(source, extractor, out, size=shard)
@@ -56,12 +62,11 @@ def embed(
     with resumable("The same command goes on with the shards that are left."):
         if workers > 1:
             del extractor
-            _start_workers(
-                workers, [source, "--out", str(out), "--encoder", encoder, "--shard", str(shard)], size, device
-            )
+            words = [source, "--out", str(out), "--encoder", encoder, "--shard", str(shard), "--decode", decode]
+            _start_workers(workers, words, size, device)
         else:
             with bars() as progress:
-                work(plan, extractor, lambda done, total: progress("looking", done, total))
+                work(plan, extractor, lambda done, total: progress("looking", done, total), decode_in=decode)  # type: ignore[arg-type]
     left = sum(not plan.is_done(number) for number in range(plan.num_shards))
     if left:
         console.print(f"{left} of {plan.num_shards} shards are left to other workers, or to the same command again.")

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
 from opencon.cli.base import (
     Device,
@@ -53,6 +54,10 @@ Truth = Annotated[
     str | None, typer.Option("--truth", help="Their classes, to measure with: folders (its sub-folders), or a table.")
 ]
 Test = Annotated[str | None, typer.Option("--test", help="Held-out images with classes: a folder, or a list.")]
+
+Columns = Annotated[
+    str | None, typer.Option("--columns", help="Measures to show, separated by commas; a wrong one lists all.")
+]
 
 WIDE = 150  # columns of a terminal in which the whole training bar fits
 FIRST = (
@@ -190,12 +195,17 @@ def compare(
     form: Annotated[
         str | None, typer.Option("--format", help="table, markdown, csv, latex or json; default: by --out.")
     ] = None,
+    columns: Columns = None,
     out: Annotated[Path | None, typer.Option("--out", help="Write it to this file instead.")] = None,
     imports: Imports = None,
 ) -> None:
-    """Runs side by side: mean and standard deviation over seeds, seconds per epoch, and the published numbers."""
+    """Runs side by side: mean and standard deviation over seeds, seconds per epoch, and the published numbers.
+
+    The best of each column is bold. With three seeds or more in common, p is that of a paired t-test of the first column
+    against the first row.
+    """
     from opencon.api import compare as compare_runs
-    from opencon.experiments.compare import FORMATS, SUFFIXES, render
+    from opencon.experiments.compare import FORMATS, SCORES, SUFFIXES, check_sections, render
 
     form = form or (SUFFIXES.get(out.suffix, "markdown") if out is not None else "table")
     if form not in FORMATS:
@@ -203,10 +213,11 @@ def compare(
     import_plugins(imports)
     comparison = compare_runs(runs)
     sections = comparison.sections
+    wanted = [word.strip() for word in columns.split(",")] if columns else list(SCORES)
     for line in comparison.left_out:
         errors.print(f"opencon: {line}")
     if form != "table" or out is not None:
-        text = render(sections, "markdown" if form == "table" else form)
+        text = render(sections, "markdown" if form == "table" else form, wanted)
         if out is None:
             sys.stdout.write(text)
             return
@@ -216,13 +227,14 @@ def compare(
             raise ConfigError(f"cannot write --out {out} ({err.strerror}).") from err
         console.print(f"Wrote {out}", soft_wrap=True)
         return
+    check_sections(sections, wanted)
     for section in sections:
-        heads, rows = section.cells()
+        heads, rows, best = section.cells(wanted)
         table = Table(title=section.title, title_justify="left", box=None, padding=(0, 1, 0, 0))
         for head in heads:
             table.add_column(head, no_wrap=head != "method", overflow="fold")
-        for row in rows:
-            table.add_row(*row)
+        for i, row in enumerate(rows):
+            table.add_row(*(Text(cell, "bold" if (i, j) in best else "") for j, cell in enumerate(row)))
         console.print(table)
 
 
@@ -243,9 +255,7 @@ def sweep(
     also: Annotated[
         str, typer.Option("--also", help="Further measures, separated by commas: novelty, count:tree, ...")
     ] = "",
-    columns: Annotated[
-        str | None, typer.Option("--columns", help="Measures to show, separated by commas; a wrong one lists all.")
-    ] = None,
+    columns: Columns = None,
     form: Annotated[str, typer.Option("--format", help="table, markdown, csv, latex or json.")] = "table",
     plot: Annotated[Path | None, typer.Option("--plot", help="Also draw lines or bars to this PNG.")] = None,
     at_once: Annotated[int, typer.Option("--at-once", help="Processes that share the work.")] = 1,
@@ -309,12 +319,13 @@ def run_sweep(one: Sweep, device: str, *, at_once: int, minutes: float | None, k
 
 def show_sweep(one: Sweep, columns: str | None, form: str, plot: Path | None) -> None:
     """The table of a sweep, its picture, and what is left of it."""
-    from opencon.experiments.sweep_table import DEFAULT, cells_of, check_columns, render, rows_of
+    from opencon.experiments.measures import check_columns
+    from opencon.experiments.sweep_table import DEFAULT, cells_of, render, rows_of
     from opencon.experiments.sweep_table import plot as draw
 
     rows = rows_of(one)
     wanted = [word.strip() for word in columns.split(",")] if columns else list(DEFAULT)
-    check_columns(rows, wanted if columns else [])
+    check_columns((record for row in rows for record in row.done), wanted if columns else [])
     if form == "table":
         heads, lines, _ = cells_of(rows, wanted)
         title = f"{one.folder}: mean ± standard deviation over seeds"

@@ -33,6 +33,7 @@ class DataConfig:
     image_size: int | None = None  # side in pixels at which photos are stored; digits and CIFAR have their own
     # Photos in files: images that take more than this (1e9 bytes) are read from their files while training; 0: always.
     memory_gb: float | None = None  # None: half of the memory of the machine or of its GPU, whichever is smaller
+    decode: Literal["auto", "threads", "processes"] = "auto"  # who decodes them then; auto: processes where they pay
 
     def __post_init__(self) -> None:
         size, gb = self.image_size, self.memory_gb
@@ -233,10 +234,6 @@ class GroupConfig:
             self.lr is not None or self.weight_decay is not None,
             f"train.groups: the rule for {', '.join(self.match)} changes nothing. Give it lr or weight_decay.",
         )
-
-    def corrects(self, is_counted: bool) -> bool:
-        """Whether it changes the number of classes while it trains; `is_counted`: the number is an estimate."""
-        return False
 
 
 @dataclass(frozen=True, kw_only=True)

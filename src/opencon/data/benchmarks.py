@@ -402,8 +402,8 @@ def _inspect_files(config: DataConfig, info: DatasetInfo, download: bool) -> Dat
 
 def _load_files(config: DataConfig, info: DatasetInfo, download: bool) -> Dataset:
     listed, listed_test = list_files(config)
-    train = load_listing(listed, info.image_size, config.memory_gb)
-    test = load_listing(listed_test, info.image_size, memory_gb=0) if listed_test is not None else None
+    train = load_listing(listed, info.image_size, config.memory_gb, config.decode)
+    test = load_listing(listed_test, info.image_size, 0, config.decode) if listed_test is not None else None
     return Dataset(replace(info, num_train=len(train), num_test=len(test) if test is not None else 0), train, test)
 
 
