@@ -201,7 +201,7 @@ def main() -> None:
     args = arguments(benchmark)
     torch.set_num_threads(min(torch.get_num_threads(), 2))
     sources = Sources(args.data, args.cache, args.cifar)
-    chosen = list(piles(sources, args.part))
+    chosen = list(piles(sources, args.part, draws=args.draws))
     if args.learn:
         args.part = "development"
         chosen = [draw(d, sources, args.part, first + i) for first in LEARN_FROM for i, d in enumerate(DESIGNS)]

@@ -1,7 +1,7 @@
 """Piles of every kind: does opencon find the classes where their number, their sizes and most labels are unknown.
 
 python benchmarks/worlds.py --data FOLDER [--cifar FOLDER --weights FILE] [--cache FOLDER] [--part reported]
-    [--only WORD] [--quick]
+    [--draws 1] [--only WORD] [--quick]
 
 A scenario is a pile drawn by seed: some classes of one source, with equal, Zipf (1, 1/2, 1/3, ...) or extreme sizes (a class
 has 40 times the rows of another), some of them seen, with a few labels each; sometimes with strangers (one or two rows each
@@ -12,7 +12,8 @@ Sources: photos in FOLDER/worlds (flowers, birds, things) and FOLDER/photos, fea
 digits; docstrings of installed packages, by subpackage, TF-IDF and SVD; with --cifar the 10,000 test images of CIFAR-100,
 features of a ResNet-18 that SimCLR has trained on the others (--weights; minutes on a CPU, then they are in the cache).
 Each source is cut in two by class: numbers are chosen on the scenarios of the development part alone (even classes), and
-what is said of opencon is said of the reported part (odd classes, other seeds).
+what is said of opencon is said of the reported part (odd classes, other seeds). With --draws each development scenario is
+drawn several times, by other seeds: a few dozen piles are too few to choose by.
 
 Measured on unlabeled rows that are no strangers: All (accuracy, protocol gcd, one matching over everything), the number of
 classes found, whether its interval holds the truth, seconds, and by how much All differs over three seeds. The baselines are
@@ -55,6 +56,7 @@ EXTREME = (1.0, 0.5, 0.225, 0.125, 0.0625, 0.025)  # 400, 200, 90, 50, 25, 10; f
 FEWEST = 4  # rows of the smallest class
 TWINS, TWIN_NOISE = 0.2, 0.02  # share of the rows, and noise in standard deviations of a feature
 SEEDS = 3  # of each fit
+NEXT_DRAW = 10_000  # seeds from one draw of the scenarios to the next
 STRANGERS = 12  # classes of which one or two rows are in the pile
 
 
@@ -323,11 +325,12 @@ def draw(design: Design, sources: Sources, part: str, seed: int) -> Pile:
     )
 
 
-def piles(sources: Sources, part: str, only: str = "") -> Iterator[Pile]:
-    """The scenarios of a part whose name has the word `only`; seeds go on where the other part's end."""
+def piles(sources: Sources, part: str, only: str = "", draws: int = 1) -> Iterator[Pile]:
+    """The scenarios of a part whose name has the word `only`, each drawn so many times; no seed comes twice."""
     designs = DESIGNS + (WITH_CIFAR if sources.cifar is not None else ())
     first = 0 if part == "development" else 1000
-    drawn = [(design, part, first + number) for number, design in enumerate(designs)]
+    firsts = [first + NEXT_DRAW * again for again in range(draws)]
+    drawn = [(design, part, first + number) for first in firsts for number, design in enumerate(designs)]
     if part == "reported":  # more classes than one half has: some of them are in the development part as well
         drawn.append((Design("every photo", 80, seen=0.5, labels=5, rows=45), "both", 2000))
     yield from (draw(design, sources, of, seed) for design, of, seed in drawn if only in f"{of} {design.name}")
@@ -446,8 +449,11 @@ def arguments(benchmark: Benchmark) -> argparse.Namespace:
     benchmark.add_argument("--weights", type=Path, help="of a ResNet-18 that SimCLR has trained on CIFAR-100")
     benchmark.add_argument("--cache", type=Path, default=Path("/tmp/opencon-worlds"), help="of features and baselines")
     benchmark.add_argument("--part", default="reported", choices=("development", "reported"))
+    benchmark.add_argument("--draws", type=int, default=1, help="of each scenario; only of the development part")
     benchmark.add_argument("--only", default="", help="scenarios whose name has this word")
     args = benchmark.begin()
+    if args.draws != 1 and args.part == "reported":
+        benchmark.error("--draws: the reported piles are drawn once. Choose by --part development.")
     if (args.cifar is None) != (args.weights is None):
         benchmark.error("--cifar and --weights belong together.")
     if args.cifar is None:
@@ -462,7 +468,7 @@ def main() -> None:
     if UMAP_NAME not in BASELINES:
         print(f"umap-learn is not installed: {UMAP_NAME} is left out. pip install 'opencon[bench]'", file=sys.stderr)
     torch.set_num_threads(min(torch.get_num_threads(), 2))
-    chosen = list(piles(Sources(args.data, args.cache, args.cifar), args.part, args.only))
+    chosen = list(piles(Sources(args.data, args.cache, args.cifar), args.part, args.only, args.draws))
     records = []
     for pile in chosen[:: 8 if args.quick else 1]:
         records.append(measure(pile, args.cache, ours))

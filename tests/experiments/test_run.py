@@ -45,6 +45,7 @@ from opencon.methods import (
     SimCLRConfig,
     SimGCDConfig,
 )
+from opencon.metrics import knn_accuracy
 from opencon.training.judged import measure_norms
 from opencon.training.run_folder import RunFolder
 
@@ -186,6 +187,9 @@ def test_judged_are_averages_with_fresh_norms_on_both_mirror_images(monkeypatch)
     with torch.no_grad():
         want = F.normalize(method.embed(images) + method.embed(images.flip(-1)), dim=1)
     method.twin.exchange()
+    for name, buffer in method.twin.named_buffers():
+        if "running" in name:
+            buffer.add_(3.0)  # as if they had seen other images: they are measured anew
     torch.testing.assert_close(bench.score("unlabeled", "orca")[1].z, want[: len(bench.images)])
     torch.testing.assert_close(bench.score("test", "orca")[1].z, want)
     how, embed = [], workbench.Workbench.embed
@@ -461,6 +465,13 @@ def test_pretraining_gives_weights_that_training_takes(tmp_path):
     pre, fine = weights(tmp_path / "pre"), weights(tmp_path / "run")
     name = "embedder.encoder.conv1.conv.weight"
     assert torch.equal(pre[name], fine[name])  # frozen, so still what was loaded
+
+
+def test_an_encoder_is_judged_by_what_the_next_run_gets_of_it(tmp_path):
+    result = train(replace(small("train.epochs=2"), method=SimCLRConfig()), tmp_path / "pre", CPU)
+    file = tmp_path / "pre/encoder.safetensors"
+    bench = prepare(with_settings(FROZEN, [f"encoder.weights={file}"]), CPU)
+    assert result["knn20"] == knn_accuracy(bench.bank().z, bench.dataset.train.classes, k=20)
 
 
 # --- no epoch ---------------------------------------------------------------------------------------------------------

@@ -146,11 +146,17 @@ def train(
     run(chosen, out, device, download, loggers(log, tensorboard), dry_run)
 
 
-@app.command(short_help="Train an encoder without labels (SimCLR).")
+@app.command(short_help="Train an encoder without labels.")
 def pretrain(
     recipe: Annotated[str, typer.Argument(help="A data set, such as cifar100.")],
+    method: Annotated[
+        str | None, typer.Option("--method", help="A method that needs no labels; default: simclr.")
+    ] = None,
     out: Out = None,
     settings: Settings = None,
+    weights: Annotated[
+        str | None, typer.Option("--weights", help="File with encoder weights to go on from, or installed.")
+    ] = None,
     data: DataRoot = None,
     unlabeled: Unlabeled = None,
     seed: Seed = None,
@@ -161,16 +167,23 @@ def pretrain(
     imports: Imports = None,
     dry_run: DryRun = False,
 ) -> None:
-    """Train an encoder without labels (SimCLR). `train --weights` takes the encoder.safetensors that it writes."""
+    """Train an encoder without labels. `train --weights` takes the encoder.safetensors that it writes."""
     from opencon.api import configure
     from opencon.experiments.recipes import get_recipe
+    from opencon.methods import METHODS
 
-    name = recipe.removeprefix("simclr/")
-    if "/" in name:
-        raise ConfigError(f"pretrain takes a data set, not the recipe {recipe!r}. Use: pretrain {name.split('/')[-1]}")
     import_plugins(imports)
-    config = configure(get_recipe(name, method="simclr"), settings, data=data, unlabeled=unlabeled, seed=seed)
-    folder = out or Path("runs") / f"simclr-{name}"
+    before, _, name = recipe.rpartition("/")
+    free = [known for known in METHODS.names() if not METHODS[known].config.uses_labels]
+    if before and (before not in free or method not in (None, before)):
+        raise ConfigError(f"pretrain takes a data set, not the recipe {recipe!r}. Use: pretrain {name}")
+    chosen = method or before or "simclr"
+    if METHODS[chosen].config.uses_labels:  # an unknown name raises with a hint
+        raise ConfigError(f"--method {chosen} learns from labels. Pre-training uses none: {', '.join(free)}.")
+    config = configure(
+        get_recipe(name, method=chosen), settings, data=data, weights=weights, unlabeled=unlabeled, seed=seed
+    )
+    folder = out or Path("runs") / f"{chosen}-{name}"
     run(config, folder, device, download, loggers(log, tensorboard), dry_run)
     if not dry_run:
         console.print(f"Encoder: {folder / 'encoder.safetensors'}", soft_wrap=True)

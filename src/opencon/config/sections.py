@@ -309,8 +309,11 @@ class EvalConfig:
     average: float = 0.0  # judge weights averaged with this momentum; 0: the weights as they are
     fresh_norms: bool = False  # averaged weights measure their batch norms anew, on plain training images
     mirror: bool = False  # an image is embedded together with its mirror image
+    size: int | None = None  # side in pixels at which images are judged; None: that of a full view
 
     def __post_init__(self) -> None:
+        size = self.size
+        require(size is None or 8 <= size <= LARGEST_SIDE, f"eval.size = {shown(size)} must lie {SIDES}.")
         require(self.every >= 1, f"eval.every = {self.every} must be at least 1.")
         require(0 <= self.average < 1, f"eval.average = {self.average} must lie in [0, 1).")
         hint = "eval.fresh_norms needs averaged weights. Set eval.average, to 0.999 for example."
