@@ -200,8 +200,8 @@ def changed_number(before: Mapping[str, Any], means: Mapping[str, float]) -> str
         return ""
     gone, merged, split = (int(means[f"prototypes_{name}"]) for name in ("gone", "merged", "split"))
     return (
-        f"{had:.0f} prototypes became {has:.0f}: {gone} were hardly chosen and went; then {merged} fewer (halves of a class) "
-        f"and {split} more (two classes in one)."
+        f"{had:.0f} prototypes became {has:.0f}: {gone} were hardly chosen and went; then {merged} fewer (halves of a "
+        f"class) and {split} more (two classes in one)."
     )
 
 
