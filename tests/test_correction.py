@@ -11,7 +11,7 @@ from opencon.experiments.train import changed_number
 from opencon.experiments.workbench import assemble, prepare
 from opencon.methods import Epoch
 from opencon.prototypes import correction, seen_score
-from opencon.prototypes.correction import correct
+from opencon.prototypes.correction import correct, look
 
 SEEN, CLASSES, DIM, EACH = 3, 6, 16, 40
 
@@ -27,10 +27,14 @@ def world():
     return z, truth, labels, directions
 
 
+def decided(*known):
+    return correct(*known, num_seen=SEEN, evidence=look(*known, num_seen=SEEN))
+
+
 def found(world, prototypes, live=None):
     z, truth, labels, _ = world
     live = torch.ones(len(prototypes), dtype=torch.bool) if live is None else live
-    result = correct(prototypes, live, z, labels, num_seen=SEEN)
+    result = decided(prototypes, live, z, labels)
     nearest = torch.where(result.live, z @ result.prototypes.T, -2.0).argmax(dim=1)
     groups = {tuple(truth[nearest == c].unique().tolist()) for c in nearest.unique()}
     assert groups == {(c,) for c in range(CLASSES)}
@@ -64,15 +68,23 @@ def test_one_that_is_two_classes_splits_where_a_place_is_free(world):
 def test_where_groups_do_not_come_back_the_number_in_use_stands():
     z = F.normalize(torch.randn(300, DIM, generator=torch.Generator().manual_seed(0)), dim=1)
     labels = torch.where(torch.arange(300) < 60, torch.arange(300) % SEEN, -1)
-    result = correct(torch.eye(DIM), torch.ones(DIM, dtype=torch.bool), z, labels, num_seen=SEEN)
+    result = decided(torch.eye(DIM), torch.ones(DIM, dtype=torch.bool), z, labels)
     assert int(result.live.sum()) == DIM  # every direction has its rows, and no grouping of noise is found again
+
+
+def test_evidence_of_several_epochs_decides_and_of_numbers_as_good_the_smallest():
+    better = torch.tensor([[0.9, 0.9, 0.95], [0.9, 0.95, 0.9], [0.9, 0.97, 0.97], [0.9, 0.9, 0.9]])  # of 1, 2, 3 groups
+    evidence = torch.cat([torch.full((4, 1), float("nan")), better], dim=1)
+    assert correction._number(evidence, in_use=7) == 2  # as good as 3, to the standard error; 1 is worse
+    assert correction._number(evidence[[0, 0]], in_use=7) == 3
+    assert correction._number(evidence - 0.2, in_use=7) == 7  # groups come back at no number
 
 
 def test_seen_prototypes_never_go_and_never_move(world):
     z, truth, labels, directions = world
     rows = (truth != 1) | (torch.arange(len(truth)) == EACH)  # of a seen class, a single labeled image
     assert int((labels[rows] == 1).sum()) == 1
-    result = correct(directions, torch.ones(CLASSES, dtype=torch.bool), z[rows], labels[rows], num_seen=SEEN)
+    result = decided(directions, torch.ones(CLASSES, dtype=torch.bool), z[rows], labels[rows])
     assert result.live[:SEEN].all()
     torch.testing.assert_close(result.prototypes[:SEEN], directions[:SEEN])
 
@@ -98,10 +110,11 @@ def corrected_digits(*settings):
 def test_the_prior_waits_until_the_number_is_decided_and_is_spread_over_what_is_left():
     bench = corrected_digits()
     method = bench.method
-    for index in (0, 9, 10):
+    for index in (0, 8, 9, 10):
         assert float(method.prior_weight) == 0.0
         method.before_epoch(Epoch(index, 100, bench.bank))
     assert float(method.prior_weight) == method.config.weight_prior
+    assert not method.evidence.isnan().all(dim=2).any()  # both looks were taken
     left = int(method.live.sum())
     assert left < 30
     assert method.prior[~method.live].max() <= 1e-5

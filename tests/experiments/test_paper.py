@@ -132,13 +132,13 @@ def test_a_dry_run_needs_neither_data_nor_weights(tmp_path):
     assert "0 runs." in result.output
 
 
-def test_a_table_of_two_losses_on_the_digits(tmp_path):
-    words = ["paper", "modified", "--quick", "--out", str(tmp_path / "p"), "--device", "cpu"]
+def test_a_table_of_two_methods_and_two_seeds_on_the_digits(tmp_path):
+    words = ["paper", "pcl", "--quick", "--seeds", "0-1", "--out", str(tmp_path / "p"), "--device", "cpu"]
     result = CliRunner().invoke(app, words)
     assert result.exit_code == 0, result.output
-    text = (tmp_path / "p" / "tables" / "modified.md").read_text()
-    assert text.splitlines()[2].startswith("| L_OpenCon | ")
-    assert "| 1 |" in text.splitlines()[3]
+    text = (tmp_path / "p" / "tables" / "pcl.md").read_text().splitlines()
+    assert [line.split(" | ")[0] for line in text[2:]] == ["| PCL", "| OpenCon"]
+    assert all("±" in line and line.endswith("| 2 |") for line in text[2:])
 
 
 @pytest.mark.slow

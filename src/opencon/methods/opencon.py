@@ -32,7 +32,7 @@ from opencon.methods.base import (
 )
 from opencon.methods.schedule import usual
 from opencon.prototypes import LOGIT_SCALE, SeenScore, ema_update, novelty_threshold, random_prototypes, seen_score
-from opencon.prototypes.correction import correct
+from opencon.prototypes.correction import APART, HALVINGS, LOOKS, correct, look
 from opencon.runtime import has_triton
 
 CORRECTIONS = ("gone", "merged", "split")
@@ -130,6 +130,7 @@ class OpenCon(Method[OpenConConfig]):
     prior_weight: Tensor  # scalar on the device: 0 until the number is decided; where it is corrected
     chosen: Tensor  # (C,) how often unlabeled images chose a prototype in this epoch; where they are corrected
     in_use: Tensor  # scalar: how many were chosen in the epoch before
+    evidence: Tensor  # (LOOKS, HALVINGS, C + 1) how well groups came back, by their number; NaN: not looked at
 
     def __init__(self, config: OpenConConfig, task: Task, embedder: Embedder) -> None:
         super().__init__(config, task, embedder)
@@ -143,6 +144,7 @@ class OpenCon(Method[OpenConConfig]):
         self.register_buffer("prior_weight", torch.tensor(0.0))
         self.register_buffer("chosen", torch.zeros(task.num_classes))
         self.register_buffer("in_use", torch.tensor(float(task.num_classes)))
+        self.register_buffer("evidence", torch.full((LOOKS, HALVINGS, task.num_classes + 1), float("nan")))
         self.corrects = config.corrects(task.is_counted)
 
     @classmethod
@@ -167,7 +169,7 @@ class OpenCon(Method[OpenConConfig]):
     def _load_from_state_dict(self, state: dict[str, Any], prefix: str, *args: Any) -> None:
         # Checkpoints from before there was `start_from`, or a correction.
         state.setdefault(f"{prefix}is_started", torch.tensor(False))
-        for name in ("live", "corrected", "prior_weight", "chosen", "in_use"):
+        for name in ("live", "corrected", "prior_weight", "chosen", "in_use", "evidence"):
             state.setdefault(f"{prefix}{name}", getattr(self, name))
         super()._load_from_state_dict(state, prefix, *args)
 
@@ -191,8 +193,7 @@ class OpenCon(Method[OpenConConfig]):
         ramp = min(1.0, epoch.index / c.ramp_epochs) if ramps else 1.0
         self.novel_weight.fill_(c.weight_novel * ramp)
         if self.corrects:
-            if epoch.index == min(c.correct_at, epoch.num_epochs // 2):
-                self._correct(epoch)
+            self._correct(epoch)
             if epoch.index:
                 self.in_use.copy_((self.chosen > 0).sum())
             self.chosen.zero_()
@@ -201,9 +202,20 @@ class OpenCon(Method[OpenConConfig]):
 
     @torch.no_grad()
     def _correct(self, epoch: Epoch) -> None:
-        """Decide how many prototypes there are; from now on the prior counts, spread over them."""
+        """At some epochs look at groups; at the last one decide how many prototypes there are.
+
+        From then on the prior counts, spread over them.
+        """
+        left = min(self.config.correct_at, epoch.num_epochs // 2) - epoch.index  # epochs until it is decided
+        if left not in range(0, LOOKS * APART, APART):
+            return
         bank = epoch.features()
-        found = correct(self.prototypes, self.live, bank.z, bank.labels, num_seen=self.task.num_seen)
+        known = (self.prototypes, self.live, bank.z, bank.labels)
+        self.evidence[left // APART] = look(*known, num_seen=self.task.num_seen)
+        if left:
+            return
+        evidence = torch.cat([one for one in self.evidence if not bool(one.isnan().all())])  # a short run looks once
+        found = correct(*known, num_seen=self.task.num_seen, evidence=evidence)
         self.prototypes.copy_(found.prototypes)
         self.live.copy_(found.live)
         self.corrected += torch.tensor([found.gone, found.merged, found.split]).to(self.corrected)

@@ -11,8 +11,8 @@ it, prototypes compete, and about as many are chosen as there are classes, howev
     in use     novel prototypes that rows choose, but for those that next to nothing chooses; the seen ones always count
     K          at most in use * MOST; the number at which groups come back best: two halves of the rows are grouped for
                themselves (semi-supervised k-means), each half then groups all rows, and the two are compared (adjusted Rand
-               index over rows that either takes for novel); of numbers that are worse than the best by no more than the
-               standard error of the difference, the smallest
+               index over rows that either takes for novel), at two epochs; of numbers that are worse than the best by no
+               more than the standard error of the difference, the smallest
     overlap    where groups come back at no number (below CLEAR), such as those of photos of a hundred kinds, fewer groups
                always come back better: there K is the number in use
     places     the directions of the K groups of all rows
@@ -35,6 +35,7 @@ LEAST_ROWS = 0.1  # ours: a novel prototype that fewer rows choose than a tenth 
 MOST = 1.2  # ours: of ten classes, nine to twelve are in use when the number is decided
 STEP = 1.05  # ours: from one number to try to the next: each one up to 20
 HALVINGS = 10  # ours: with five, one number in four was off by one or more
+LOOKS, APART = 2, 2  # ours: with features of one epoch alone, one number in five was; two epochs lie between the two
 CLEAR = 0.8  # Tibshirani and Walther 2005, "Cluster validation by prediction strength": 0.8 to 0.9
 STARTS = 10  # ours, of k-means: with two, halves differ because one of them was grouped badly
 LEAST_IN_GROUP = 8  # ours: unlabeled rows for each novel group, on average: halves of few rows say nothing
@@ -53,8 +54,8 @@ class Correction:
 
 
 @torch.no_grad()
-def correct(prototypes: Tensor, live: Tensor, z: Tensor, labels: Tensor, *, num_seen: int) -> Correction:
-    """Decide how many prototypes count, and put the novel ones where groups of rows are.
+def look(prototypes: Tensor, live: Tensor, z: Tensor, labels: Tensor, *, num_seen: int) -> Tensor:
+    """(HALVINGS, C + 1) how well groups come back, for each number of them; NaN for numbers that are not tried.
 
     Args:
         prototypes: (C, D) unit rows.
@@ -63,34 +64,59 @@ def correct(prototypes: Tensor, live: Tensor, z: Tensor, labels: Tensor, *, num_
         labels: (M,) class of a labeled row, -1 elsewhere.
         num_seen: S.
     """
-    step = max(1, len(z) // MOST_ROWS)
-    z, labels = z[::step].float(), labels[::step]
-    chosen = torch.where(live, z[labels < 0] @ prototypes.T.float(), -2.0).argmax(dim=1)
-    sizes = torch.bincount(chosen, minlength=len(prototypes))[num_seen:]
-    used = sizes[sizes > 0].float()
-    enough = sizes > (LEAST_ROWS * used.median() if len(used) else 0.0)
-    in_use = num_seen + max(int(enough.sum()), 1)
-    most = min(round(MOST * in_use), len(prototypes), num_seen + len(chosen) // LEAST_IN_GROUP)
-    number = _number(z, labels, num_seen, in_use, most)
+    z, labels = _some(z, labels)
+    in_use = _in_use(prototypes, live, z, labels, num_seen)
+    most = min(round(MOST * in_use), len(prototypes), num_seen + int((labels < 0).sum()) // LEAST_IN_GROUP)
+    found = z.new_full((HALVINGS, len(prototypes) + 1), float("nan"))
+    for number in _numbers(num_seen + 1, most):
+        found[:, number] = _come_back(z, labels, number, num_seen).to(found)
+    return found
 
+
+@torch.no_grad()
+def correct(
+    prototypes: Tensor, live: Tensor, z: Tensor, labels: Tensor, *, num_seen: int, evidence: Tensor
+) -> Correction:
+    """Decide how many prototypes count, and put the novel ones where groups of rows are; arguments as those of `look`.
+
+    Args:
+        evidence: (n, C + 1) what `look` has found, of one or more epochs.
+    """
+    z, labels = _some(z, labels)
+    in_use = _in_use(prototypes, live, z, labels, num_seen)
+    number = _number(evidence, in_use)
     stream = generator(z.device, number)
     groups = kmeans(z, number, labels=labels, num_seen=num_seen, num_starts=STARTS, generator=stream).assignment
     total = torch.zeros_like(z[:1]).repeat(len(prototypes), 1).index_add_(0, groups, z)
     place = torch.arange(len(prototypes), device=z.device)[:, None]
     novel = (place >= num_seen) & (place < number)
-    new = torch.where(novel, F.normalize(total, dim=1), prototypes.to(z))
-    gone = int(live.sum()) - in_use
-    return Correction(new.to(prototypes), place[:, 0] < number, gone, max(in_use - number, 0), max(number - in_use, 0))
+    new = torch.where(novel, F.normalize(total, dim=1), prototypes.to(z)).to(prototypes)
+    merged, split = max(in_use - number, 0), max(number - in_use, 0)
+    return Correction(new, place[:, 0] < number, int(live.sum()) - in_use, merged, split)
 
 
-def _number(z: Tensor, labels: Tensor, num_seen: int, in_use: int, most: int) -> int:
+def _some(z: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    step = max(1, len(z) // MOST_ROWS)
+    return z[::step].float(), labels[::step]
+
+
+def _in_use(prototypes: Tensor, live: Tensor, z: Tensor, labels: Tensor, num_seen: int) -> int:
+    """Prototypes that rows choose, seen ones included, but for those that next to nothing chooses."""
+    chosen = torch.where(live, z[labels < 0] @ prototypes.T.to(z), -2.0).argmax(dim=1)
+    sizes = torch.bincount(chosen, minlength=len(prototypes))[num_seen:]
+    used = sizes[sizes > 0].float()
+    enough = sizes > (LEAST_ROWS * used.median() if len(used) else 0.0)
+    return num_seen + max(int(enough.sum()), 1)
+
+
+def _number(evidence: Tensor, in_use: int) -> int:
     """K: the number at which groups come back; that in use where they do at none. See the top."""
-    again = {k: _come_back(z, labels, k, num_seen) for k in _numbers(num_seen + 1, most)}
-    best = max(again.values(), key=lambda found: float(found.mean()))
+    tried = {k: evidence[:, k] for k in (~evidence.isnan().any(dim=0)).nonzero()[:, 0].tolist()}
+    best = max(tried.values(), key=lambda found: float(found.mean()))
     if float(best.mean()) < CLEAR:
         return in_use
-    worse = {k: best - found for k, found in again.items()}  # (HALVINGS,) each: over the same halves
-    return min(k for k, by in worse.items() if float(by.mean()) <= float(by.std()) / HALVINGS**0.5)
+    worse = {k: best - found for k, found in tried.items()}  # over the same halves
+    return min(k for k, by in worse.items() if float(by.mean()) <= float(by.std()) / len(by) ** 0.5)
 
 
 def _numbers(low: int, high: int) -> list[int]:
