@@ -111,7 +111,7 @@ def _in_use(prototypes: Tensor, live: Tensor, z: Tensor, labels: Tensor, num_see
 
 def _number(evidence: Tensor, in_use: int) -> int:
     """K: the number at which groups come back; that in use where they do at none. See the top."""
-    tried = {k: evidence[:, k] for k in (~evidence.isnan().any(dim=0)).nonzero()[:, 0].tolist()}
+    tried: dict[int, Tensor] = {k: evidence[:, k] for k in (~evidence.isnan().any(dim=0)).nonzero()[:, 0].tolist()}
     best = max(tried.values(), key=lambda found: float(found.mean()))
     if float(best.mean()) < CLEAR:
         return in_use
