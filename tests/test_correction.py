@@ -74,10 +74,10 @@ def test_where_groups_do_not_come_back_the_number_in_use_stands():
 
 def test_evidence_of_several_epochs_decides_and_of_numbers_as_good_the_smallest():
     better = torch.tensor([[0.9, 0.9, 0.95], [0.9, 0.95, 0.9], [0.9, 0.97, 0.97], [0.9, 0.9, 0.9]])  # of 1, 2, 3 groups
-    evidence = torch.cat([torch.full((4, 1), float("nan")), better], dim=1)
+    evidence = torch.cat([torch.full((4, 1), correction.NOT_TRIED), better], dim=1)
     assert correction._number(evidence, in_use=7) == 2  # as good as 3, to the standard error; 1 is worse
     assert correction._number(evidence[[0, 0]], in_use=7) == 3
-    assert correction._number(evidence - 0.2, in_use=7) == 7  # groups come back at no number
+    assert correction._number(evidence.clamp(max=0.7), in_use=7) == 7  # groups come back at no number
 
 
 def test_seen_prototypes_never_go_and_never_move(world):
@@ -114,7 +114,7 @@ def test_the_prior_waits_until_the_number_is_decided_and_is_spread_over_what_is_
         assert float(method.prior_weight) == 0.0
         method.before_epoch(Epoch(index, 100, bench.bank))
     assert float(method.prior_weight) == method.config.weight_prior
-    assert not method.evidence.isnan().all(dim=2).any()  # both looks were taken
+    assert (method.evidence > correction.NOT_TRIED).any(dim=2).all()  # both looks were taken
     left = int(method.live.sum())
     assert left < 30
     assert method.prior[~method.live].max() <= 1e-5

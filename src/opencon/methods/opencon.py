@@ -32,7 +32,7 @@ from opencon.methods.base import (
 )
 from opencon.methods.schedule import usual
 from opencon.prototypes import LOGIT_SCALE, SeenScore, ema_update, novelty_threshold, random_prototypes, seen_score
-from opencon.prototypes.correction import APART, HALVINGS, LOOKS, correct, look
+from opencon.prototypes.correction import APART, HALVINGS, LOOKS, NOT_TRIED, correct, look
 from opencon.runtime import has_triton
 
 CORRECTIONS = ("gone", "merged", "split")
@@ -130,7 +130,7 @@ class OpenCon(Method[OpenConConfig]):
     prior_weight: Tensor  # scalar on the device: 0 until the number is decided; where it is corrected
     chosen: Tensor  # (C,) how often unlabeled images chose a prototype in this epoch; where they are corrected
     in_use: Tensor  # scalar: how many were chosen in the epoch before
-    evidence: Tensor  # (LOOKS, HALVINGS, C + 1) how well groups came back, by their number; NaN: not looked at
+    evidence: Tensor  # (LOOKS, HALVINGS, C + 1) how well groups came back, by their number
 
     def __init__(self, config: OpenConConfig, task: Task, embedder: Embedder) -> None:
         super().__init__(config, task, embedder)
@@ -144,7 +144,7 @@ class OpenCon(Method[OpenConConfig]):
         self.register_buffer("prior_weight", torch.tensor(0.0))
         self.register_buffer("chosen", torch.zeros(task.num_classes))
         self.register_buffer("in_use", torch.tensor(float(task.num_classes)))
-        self.register_buffer("evidence", torch.full((LOOKS, HALVINGS, task.num_classes + 1), float("nan")))
+        self.register_buffer("evidence", torch.full((LOOKS, HALVINGS, task.num_classes + 1), NOT_TRIED))
         self.corrects = config.corrects(task.is_counted)
 
     @classmethod
@@ -214,7 +214,7 @@ class OpenCon(Method[OpenConConfig]):
         self.evidence[left // APART] = look(*known, num_seen=self.task.num_seen)
         if left:
             return
-        evidence = torch.cat([one for one in self.evidence if not bool(one.isnan().all())])  # a short run looks once
+        evidence = torch.cat([one for one in self.evidence if bool((one > NOT_TRIED).any())])  # a short run looks once
         found = correct(*known, num_seen=self.task.num_seen, evidence=evidence)
         self.prototypes.copy_(found.prototypes)
         self.live.copy_(found.live)

@@ -37,6 +37,7 @@ STEP = 1.05  # ours: from one number to try to the next: each one up to 20
 HALVINGS = 10  # ours: with five, one number in four was off by one or more
 LOOKS, APART = 2, 2  # ours: with features of one epoch alone, one number in five was; two epochs lie between the two
 CLEAR = 0.8  # Tibshirani and Walther 2005, "Cluster validation by prediction strength": 0.8 to 0.9
+NOT_TRIED = -2.0  # below any adjusted Rand index
 STARTS = 10  # ours, of k-means: with two, halves differ because one of them was grouped badly
 LEAST_IN_GROUP = 8  # ours: unlabeled rows for each novel group, on average: halves of few rows say nothing
 MOST_ROWS = 20000  # ours: of more rows so many are looked at; groups of a hundred classes have 200 rows then
@@ -55,7 +56,7 @@ class Correction:
 
 @torch.no_grad()
 def look(prototypes: Tensor, live: Tensor, z: Tensor, labels: Tensor, *, num_seen: int) -> Tensor:
-    """(HALVINGS, C + 1) how well groups come back, for each number of them; NaN for numbers that are not tried.
+    """(HALVINGS, C + 1) how well groups come back, for each number of them; NOT_TRIED for the others.
 
     Args:
         prototypes: (C, D) unit rows.
@@ -67,7 +68,7 @@ def look(prototypes: Tensor, live: Tensor, z: Tensor, labels: Tensor, *, num_see
     z, labels = _some(z, labels)
     in_use = _in_use(prototypes, live, z, labels, num_seen)
     most = min(round(MOST * in_use), len(prototypes), num_seen + int((labels < 0).sum()) // LEAST_IN_GROUP)
-    found = z.new_full((HALVINGS, len(prototypes) + 1), float("nan"))
+    found = z.new_full((HALVINGS, len(prototypes) + 1), NOT_TRIED)
     for number in _numbers(num_seen + 1, most):
         found[:, number] = _come_back(z, labels, number, num_seen).to(found)
     return found
@@ -111,7 +112,7 @@ def _in_use(prototypes: Tensor, live: Tensor, z: Tensor, labels: Tensor, num_see
 
 def _number(evidence: Tensor, in_use: int) -> int:
     """K: the number at which groups come back; that in use where they do at none. See the top."""
-    tried: dict[int, Tensor] = {k: evidence[:, k] for k in (~evidence.isnan().any(dim=0)).nonzero()[:, 0].tolist()}
+    tried: dict[int, Tensor] = {k: evidence[:, k] for k in (evidence > NOT_TRIED).all(dim=0).nonzero()[:, 0].tolist()}
     best = max(tried.values(), key=lambda found: float(found.mean()))
     if float(best.mean()) < CLEAR:
         return in_use
