@@ -3,7 +3,8 @@
 python benchmarks/paper.py
 
 Each file is the results.json of `opencon paper` or `opencon sweep`. What is not measured is said, and so is a table that is
-measured in part. A sentence for a cell more than two points from the published one stands in paper_notes.toml.
+measured in part. A sentence for a cell more than two points from the published one stands in paper_notes.toml. A file's
+"environment" may have a "state": a sentence that says at what commit it was measured, where the program could not tell.
 """
 
 from __future__ import annotations
@@ -41,11 +42,17 @@ whose encoders started from other weights. ResNet-18 runs start from our own Sim
 """
 
 
+def record(folder: Path | None = None) -> dict[str, dict[str, Any]]:
+    """Every file of the record, by name."""
+    paths = sorted((folder or HERE / "results" / "paper").glob("*.json"))
+    return {path.name: json.loads(path.read_text(encoding="utf-8")) for path in paths}
+
+
 def measured(folder: Path | None = None) -> dict[str, dict[str, Any]]:
     """Every finished or failed cell of the record, by name; later files replace earlier ones."""
     cells: dict[str, dict[str, Any]] = {}
-    for path in sorted((folder or HERE / "results" / "paper").glob("*.json")):
-        cells |= json.loads(path.read_text(encoding="utf-8"))["cells"]
+    for file in record(folder).values():
+        cells |= file["cells"]
     # To be told the number that CIFAR-100 has is to be told nothing.
     return {name.replace("-cifar100-num_classes=100-", "-cifar100-"): cell for name, cell in cells.items()}
 
@@ -84,12 +91,24 @@ def section(manifest: Manifest, cells: dict[str, dict[str, Any]], notes: dict[st
     return "\n\n".join(parts) + "\n"
 
 
+def origin(files: dict[str, dict[str, Any]]) -> str:
+    """What each file was measured with."""
+    lines = ["## Where the numbers come from\n"]
+    for name, file in files.items():
+        about, number = file["environment"], len(file["cells"])
+        state = about.get("state") or f"Measured at {about['commit']}."
+        runs = f"{number} run{'s' * (number != 1)}, {about['device']}, torch {about['torch']}"
+        lines.append(f"- [{name}](../benchmarks/results/paper/{name}): {runs}. {state}")
+    return "\n".join(lines) + "\n"
+
+
 def page(cells: dict[str, dict[str, Any]] | None = None) -> str:
     """The whole page."""
     found = measured() if cells is None else cells
     path = HERE / "paper_notes.toml"
     notes = tomllib.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     parts = [HEAD, *(section(read_manifest(name), found, notes) for name in manifest_names())]
+    parts.append(origin(record()))
     return "\n".join(parts)
 
 

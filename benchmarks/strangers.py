@@ -1,6 +1,7 @@
 """None of these: are photos of things that a model never saw told apart, and does 0.9 mean nine of ten.
 
-python benchmarks/strangers.py --data FOLDER [--cifar FEATURES] [--cache FOLDER] [--part reported] [--only WORD] [--learn]
+python benchmarks/strangers.py --data FOLDER [--cifar FOLDER --weights FILE] [--cache FOLDER] [--part reported]
+    [--only WORD] [--learn]
 
 The piles are those of worlds.py. A quarter of the classes of each (new ones first) is taken out before the fit: their
 rows are the strangers. A fifth of the unlabeled rows of every other class is held out: new rows of known classes. In the
@@ -25,7 +26,6 @@ from __future__ import annotations
 
 import json
 import statistics
-import sys
 from typing import Any
 
 import numpy as np
@@ -199,11 +199,9 @@ def main() -> None:
     benchmark = Benchmark(__doc__)
     benchmark.add_argument("--learn", action="store_true", help="print the numbers of the confidence")
     args = arguments(benchmark)
-    if args.cifar is None:
-        print("No --cifar: its piles are left out.", file=sys.stderr)
     torch.set_num_threads(min(torch.get_num_threads(), 2))
     sources = Sources(args.data, args.cache, args.cifar)
-    chosen = list(piles(sources, args.part))
+    chosen = list(piles(sources, args.part, draws=args.draws))
     if args.learn:
         args.part = "development"
         chosen = [draw(d, sources, args.part, first + i) for first in LEARN_FROM for i, d in enumerate(DESIGNS)]

@@ -6,24 +6,23 @@ Files: crops of scikit-learn's two sample photos as JPEGs of 500 x 375 pixels (I
 (a camera's), quality 90, in a temporary folder; more images than files are hard links to them. They come from the system's
 cache, so the disk is not part of any number.
 
-  decode   images/s through StreamedImages to the host, by threads; with JPEG draft mode and without; and by processes
-           that decode and throw away (what they would have to hand over is not counted, in their favor)
+  decode   images/s through StreamedImages to the host, by threads and by processes; with JPEG draft mode and without
   headers  files/s when a streamed set is opened (each header is read once)
   copy     bytes/s from page-locked and from ordinary memory to the device (CUDA only)
-  step     images/s of the same training, fed from memory and from files: the imagenet100 recipe on a GPU; on a CPU a small
-           network, to run at all
+  step     images/s of the same training, fed from memory, and from files decoded by threads and by processes: the
+           imagenet100 recipe on a GPU; on a CPU a small network, to run at all. What files take longer than memory, the
+           device waits
+  embed    photos/s of `opencon embed` with its usual encoder, decoded by threads and by processes
 
 Each number is the median of the repeats, with the lowest and the highest.
 """
 
 from __future__ import annotations
 
-import multiprocessing
 import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
@@ -38,16 +37,21 @@ from sklearn.datasets import load_sample_images
 from measure import Benchmark
 from opencon.config import RunConfig, with_settings
 from opencon.data.benchmarks import load_dataset
+from opencon.data.decoders import DecodeIn
 from opencon.data.listings import list_folder
 from opencon.data.sources import _decode, load_listing
-from opencon.data.streaming import PIECE, StreamedImages, usable_cores
+from opencon.data.streaming import StreamedImages
 from opencon.experiments.recipes import get_recipe
 from opencon.experiments.workbench import assemble, build_loader
+from opencon.photos.embed import make_plan, work
+from opencon.photos.features import Extractor, FeatureSettings
+from opencon.processes import usable_cores
 from opencon.runtime import pick_device
 from opencon.training.optimizer import build_optimizer
 from opencon.training.trainer import fit
 
 NUM_CLASSES = 4
+KINDS: tuple[DecodeIn, ...] = ("threads", "processes")
 IMAGENET = 1_281_167  # training images of ImageNet-1k
 CPU_SETTINGS = ["encoder.name=convnet", "encoder.train_from=all", "augment.size=32", "train.batch_size=32"]
 
@@ -94,26 +98,24 @@ def draft(is_on: bool) -> Iterator[None]:
             yield
 
 
-def by_threads(paths: list[Path], size: int, threads: int, repeats: int) -> dict[str, float]:
+def decode_rate(paths: list[Path], size: int, kind: DecodeIn, workers: int, repeats: int) -> dict[str, float]:
+    images = StreamedImages(paths, size, _decode, threads=workers, decode_in=kind)
+
     def all_of_them() -> None:
-        for _ in StreamedImages(paths, size, _decode, threads=threads).in_order(64):
+        for _ in images.in_order(64):
             pass
 
     return measured(lambda: rate(len(paths), all_of_them), repeats)
 
 
-def decode_piece(work: tuple[list[Path], int]) -> int:
-    for path in work[0]:
-        _decode(path, work[1])
-    return len(work[0])
-
-
-def by_processes(paths: list[Path], size: int, processes: int, repeats: int) -> dict[str, float]:
-    # Fresh processes: a fork of one that holds a GPU and threads is not safe.
-    with ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("spawn")) as pool:
-        pieces = [(paths[i : i + PIECE], size) for i in range(0, len(paths), PIECE)]
-        list(pool.map(decode_piece, pieces))  # they start and import
-        return measured(lambda: rate(len(paths), lambda: list(pool.map(decode_piece, pieces))), repeats)
+def embed_rate(root: Path, kind: DecodeIn, device: torch.device, num_photos: int) -> dict[str, float]:
+    """Photos/s of all shards but the first two of each kind, while which processes start and algorithms are tried out."""
+    extractor = Extractor.open(FeatureSettings(), device)
+    with tempfile.TemporaryDirectory() as out:
+        plan, ends = make_plan(str(root), extractor, Path(out), size=num_photos // 8), [time.perf_counter()]
+        work(plan, extractor, lambda done, total: ends.append(time.perf_counter()), decode_in=kind)
+    rates = [num_photos // 8 / (b - a) for a, b in pairwise(ends[2:9])]  # a last shard may be shorter
+    return {"median": statistics.median(rates), "low": min(rates), "high": max(rates), "n": len(rates)}
 
 
 def copy_rates(device: torch.device, num_bytes: int, repeats: int) -> dict[str, dict[str, float]]:
@@ -132,9 +134,9 @@ def copy_rates(device: torch.device, num_bytes: int, repeats: int) -> dict[str, 
     }
 
 
-def step_rate(config: RunConfig, device: torch.device, memory_gb: float) -> dict[str, float]:
+def step_rate(config: RunConfig, device: torch.device, memory_gb: float, kind: DecodeIn = "auto") -> dict[str, float]:
     """Images/s of every epoch but the first two, in which the step is recorded and algorithms are tried out."""
-    config = with_settings(config, [f"data.memory_gb={memory_gb}"])
+    config = with_settings(config, [f"data.memory_gb={memory_gb}", f"data.decode={kind}"])
     bench = assemble(config, load_dataset(config.data), device)
     assert isinstance(bench.images, StreamedImages) == (memory_gb == 0)
     loader, ends = build_loader(bench), [time.perf_counter()]
@@ -209,14 +211,16 @@ def main() -> None:
 
         paths = small[:num_decoded] * max(1, cores // 4)
         counts = sorted({2**k for k in range(8) if 2**k < cores} | {cores, 2 * cores})
-        by_count = {n: decode_row("threads", n, True, paths, **by_threads(paths, size, n, repeats)) for n in counts}
+        by_count = {}
+        for kind in KINDS:
+            for n in counts:
+                by_count[kind, n] = decode_row(kind, n, True, paths, **decode_rate(paths, size, kind, n, repeats))
         for n in sorted({1, cores}):
             with draft(False):
-                decode_row("threads", n, False, paths, **by_threads(paths, size, n, repeats))
+                decode_row("threads", n, False, paths, **decode_rate(paths, size, "threads", n, repeats))
             for is_drafted in (True, False):
                 with draft(is_drafted):
-                    decode_row("threads", n, is_drafted, large, **by_threads(large, size, n, repeats))
-            decode_row("processes", n, True, paths, **by_processes(paths, size, n, repeats))
+                    decode_row("threads", n, is_drafted, large, **decode_rate(large, size, "threads", n, repeats))
 
         listing = list_folder(Path(folder, "train"))
         result["headers"] = measured(lambda: rate(num_trained, lambda: load_listing(listing, size, 0.0)), repeats)
@@ -230,28 +234,35 @@ def main() -> None:
 
         result["step"] = {
             "memory": step_rate(config, device, 1000.0),
-            "files": step_rate(config, device, 0.0),
+            "files, threads": step_rate(config, device, 0.0, "threads"),
+            "files, processes": step_rate(config, device, 0.0, "processes"),
         }
         for kind, rates in result["step"].items():
             show(f"train from {kind}, batches of {config.train.batch_size}", rates)
+        result["embed"] = {kind: embed_rate(Path(folder, "train"), kind, device, num_trained) for kind in KINDS}
+        for kind, rates in result["embed"].items():
+            show(f"embed, decoded by {kind}", rates, "photos/s")
 
-    decode, compute = by_count[cores], result["step"]["memory"]["median"]
+    decode, compute = max(by_count[kind, cores] for kind in KINDS), result["step"]["memory"]["median"]
     limits = {"decode": decode, "compute": compute}
     if is_cuda:
         limits["copy"] = result["copy"]["page_locked"]["median"] / (3 * size**2)
     else:
         limits["decode and compute on the same cores"] = 1 / (1 / decode + 1 / compute)
-    slowest, fed = min(limits, key=limits.__getitem__), result["step"]["files"]["median"]
+    slowest, fed = min(limits, key=limits.__getitem__), result["step"]["files, processes"]["median"]
+    waiting = {kind: 1 - result["step"][f"files, {kind}"]["median"] / compute for kind in KINDS}
     cores_to_feed = compute * result["decode_core_seconds"]["median"]
     result["verdict"] = {
         "limits": limits,
         "limited_by": slowest,
+        "share_waiting": waiting,
         "share_of_limit": fed / limits[slowest],
         "cores_to_feed": cores_to_feed,
         "imagenet_pass_minutes": IMAGENET / fed / 60,
     }
     benchmark.save(result, device)
     print("limits in images/s: " + ", ".join(f"{name} {value:,.0f}" for name, value in limits.items()))
+    print("the device waits " + ", ".join(f"{share:.0%} of the time with {kind}" for kind, share in waiting.items()))
     print(f"limited by {slowest}; training from files reaches {fed / limits[slowest]:.0%} of that limit")
     print(f"{cores_to_feed:.1f} cores that do nothing else would feed the step at its speed from memory")
     print(f"one pass over ImageNet-1k from files: {IMAGENET / fed / 60:,.0f} minutes")

@@ -1,6 +1,7 @@
 """Piles of every kind: does opencon find the classes where their number, their sizes and most labels are unknown.
 
-python benchmarks/worlds.py --data FOLDER [--cifar FEATURES] [--cache FOLDER] [--part reported] [--only WORD] [--quick]
+python benchmarks/worlds.py --data FOLDER [--cifar FOLDER --weights FILE] [--cache FOLDER] [--part reported]
+    [--draws 1] [--only WORD] [--quick]
 
 A scenario is a pile drawn by seed: some classes of one source, with equal, Zipf (1, 1/2, 1/3, ...) or extreme sizes (a class
 has 40 times the rows of another), some of them seen, with a few labels each; sometimes with strangers (one or two rows each
@@ -8,9 +9,11 @@ of classes that are not in the pile) and twins (a fifth of the rows once more, n
 is of a seen class ("absent").
 
 Sources: photos in FOLDER/worlds (flowers, birds, things) and FOLDER/photos, features of efficientnet_lite0; scikit-learn's
-digits; docstrings of installed packages, by subpackage, TF-IDF and SVD; with --cifar a .npz with x (M, F) and y (M,).
+digits; docstrings of installed packages, by subpackage, TF-IDF and SVD; with --cifar the 10,000 test images of CIFAR-100,
+features of a ResNet-18 that SimCLR has trained on the others (--weights; minutes on a CPU, then they are in the cache).
 Each source is cut in two by class: numbers are chosen on the scenarios of the development part alone (even classes), and
-what is said of opencon is said of the reported part (odd classes, other seeds).
+what is said of opencon is said of the reported part (odd classes, other seeds). With --draws each development scenario is
+drawn several times, by other seeds: a few dozen piles are too few to choose by.
 
 Measured on unlabeled rows that are no strangers: All (accuracy, protocol gcd, one matching over everything), the number of
 classes found, whether its interval holds the truth, seconds, and by how much All differs over three seeds. The baselines are
@@ -42,7 +45,7 @@ from torch import Tensor
 from measure import Benchmark
 from opencon.metrics import open_world_accuracy
 from opencon.openworld.fit import OpenWorldConfig, fit_features
-from worlds_baselines import BASELINES, best_of
+from worlds_baselines import BASELINES, UMAP_NAME, best_of
 
 CPU = torch.device("cpu")
 WORLDS = {"flowers": None, "birds": None, "things": 128}  # side in pixels; things are 64 pixels small
@@ -53,6 +56,7 @@ EXTREME = (1.0, 0.5, 0.225, 0.125, 0.0625, 0.025)  # 400, 200, 90, 50, 25, 10; f
 FEWEST = 4  # rows of the smallest class
 TWINS, TWIN_NOISE = 0.2, 0.02  # share of the rows, and noise in standard deviations of a feature
 SEEDS = 3  # of each fit
+NEXT_DRAW = 10_000  # seeds from one draw of the scenarios to the next
 STRANGERS = 12  # classes of which one or two rows are in the pile
 
 
@@ -140,16 +144,16 @@ DESIGNS = (
     Design("things", 16, seen=0.5, labels=1, rows=60, strangers=True),
 )
 WITH_CIFAR = (
-    Design("cifar", 50, seen=0.5, labels=20, rows=100),
-    Design("cifar", 10, seen=0.2, labels=5, rows=500),
-    Design("cifar", 20, "zipf", seen=0.5, labels=20, rows=500),
+    Design("cifar", 50, seen=0.5, labels=20),
+    Design("cifar", 10, seen=0.2, labels=5),
+    Design("cifar", 20, "zipf", seen=0.5, labels=20),
 )
 
 
 class Sources:
     """Rows and classes by name, computed once."""
 
-    def __init__(self, data: Path, cache: Path, cifar: Path | None) -> None:
+    def __init__(self, data: Path, cache: Path, cifar: tuple[Path, Path] | None) -> None:
         self.data, self.cache, self.cifar = data, cache, cifar
         self._kept: dict[str, tuple[Tensor, Tensor]] = {}
 
@@ -179,8 +183,7 @@ class Sources:
             return texts()
         if name == "cifar":
             assert self.cifar is not None
-            file = np.load(self.cifar)
-            return torch.from_numpy(file["x"]).float(), torch.from_numpy(file["y"]).long()
+            return cifar(*self.cifar)
         files = photos_of(self.data / "photos") if name == "photos" else world_of(self.data / "worlds" / name)
         names = sorted({word for _, word in files})
         classes = torch.tensor([names.index(word) for _, word in files])
@@ -205,6 +208,22 @@ def photos_of(folder: Path) -> list[tuple[Path, str]]:
     with (folder / "truth.csv").open() as file:
         unlabeled = [(folder / "unlabeled" / row["file"], row["class"]) for row in csv.DictReader(file)]
     return [*world_of(folder / "labeled"), *unlabeled]
+
+
+def cifar(folder: Path, weights: Path) -> tuple[Tensor, Tensor]:
+    """The test images of CIFAR-100 in front of the head of a pre-trained encoder."""
+    from opencon.config import with_settings
+    from opencon.data.augment import plain_view
+    from opencon.data.benchmarks import load_dataset
+    from opencon.encoders import build_embedder
+    from opencon.experiments.recipes import get_recipe
+    from opencon.training.embedding import embed_images
+
+    config = with_settings(get_recipe("kmeans/cifar100"), [f"data.root={folder}", f"encoder.weights={weights}"])
+    test = load_dataset(config.data).held_out()
+    embedder = build_embedder(config.encoder, in_channels=3, image_size=32, precision="fp32", projects=False)
+    assert isinstance(test.images, Tensor)
+    return embed_images(embedder, embedder.features, test.images, lambda part: plain_view(part, 32)), test.classes
 
 
 def texts() -> tuple[Tensor, Tensor]:
@@ -306,14 +325,15 @@ def draw(design: Design, sources: Sources, part: str, seed: int) -> Pile:
     )
 
 
-def piles(sources: Sources, part: str) -> Iterator[Pile]:
-    """The scenarios of a part; seeds go on where the other part's end."""
+def piles(sources: Sources, part: str, only: str = "", draws: int = 1) -> Iterator[Pile]:
+    """The scenarios of a part whose name has the word `only`, each drawn so many times; no seed comes twice."""
     designs = DESIGNS + (WITH_CIFAR if sources.cifar is not None else ())
     first = 0 if part == "development" else 1000
-    for number, design in enumerate(designs):
-        yield draw(design, sources, part, first + number)
+    firsts = [first + NEXT_DRAW * again for again in range(draws)]
+    drawn = [(design, part, first + number) for first in firsts for number, design in enumerate(designs)]
     if part == "reported":  # more classes than one half has: some of them are in the development part as well
-        yield draw(Design("every photo", 80, seen=0.5, labels=5, rows=45), sources, "both", 2000)
+        drawn.append((Design("every photo", 80, seen=0.5, labels=5, rows=45), "both", 2000))
+    yield from (draw(design, sources, of, seed) for design, of, seed in drawn if only in f"{of} {design.name}")
 
 
 # --- measuring --------------------------------------------------------------------------------------------------------
@@ -425,22 +445,30 @@ def best_told(records: list[dict[str, Any]]) -> dict[str, Any]:
 
 def arguments(benchmark: Benchmark) -> argparse.Namespace:
     benchmark.add_argument("--data", type=Path, required=True, help="folder with worlds/ and photos/")
-    benchmark.add_argument("--cifar", type=Path, help="a .npz with x and y")
+    benchmark.add_argument("--cifar", type=Path, help="folder with the files of CIFAR-100; needs --weights")
+    benchmark.add_argument("--weights", type=Path, help="of a ResNet-18 that SimCLR has trained on CIFAR-100")
     benchmark.add_argument("--cache", type=Path, default=Path("/tmp/opencon-worlds"), help="of features and baselines")
     benchmark.add_argument("--part", default="reported", choices=("development", "reported"))
+    benchmark.add_argument("--draws", type=int, default=1, help="of each scenario; only of the development part")
     benchmark.add_argument("--only", default="", help="scenarios whose name has this word")
-    return benchmark.begin()
+    args = benchmark.begin()
+    if args.draws != 1 and args.part == "reported":
+        benchmark.error("--draws: the reported piles are drawn once. Choose by --part development.")
+    if (args.cifar is None) != (args.weights is None):
+        benchmark.error("--cifar and --weights belong together.")
+    if args.cifar is None:
+        print("No --cifar: its piles are left out.", file=sys.stderr)
+    args.cifar = None if args.cifar is None else (args.cifar, args.weights)
+    return args
 
 
 def main() -> None:
     benchmark = Benchmark(__doc__)
     args = arguments(benchmark)
-    if args.cifar is None:
-        print("No --cifar: its scenarios are left out.", file=sys.stderr)
-    elif not args.cifar.is_file():
-        benchmark.error(f"--cifar {args.cifar}: there is no such file. Give a .npz with x and y, or leave it out.")
+    if UMAP_NAME not in BASELINES:
+        print(f"umap-learn is not installed: {UMAP_NAME} is left out. pip install 'opencon[bench]'", file=sys.stderr)
     torch.set_num_threads(min(torch.get_num_threads(), 2))
-    chosen = [pile for pile in piles(Sources(args.data, args.cache, args.cifar), args.part) if args.only in pile.name]
+    chosen = list(piles(Sources(args.data, args.cache, args.cifar), args.part, args.only, args.draws))
     records = []
     for pile in chosen[:: 8 if args.quick else 1]:
         records.append(measure(pile, args.cache, ours))

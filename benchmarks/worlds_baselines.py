@@ -106,8 +106,9 @@ BASELINES: dict[str, Baseline] = {
     "HDBSCAN 10": hdbscan(10),
     "silhouette k-means": silhouette_kmeans,
 }
+UMAP_NAME = "UMAP + HDBSCAN"
 if importlib.util.find_spec("umap") is not None:
-    BASELINES["UMAP + HDBSCAN"] = umap_hdbscan
+    BASELINES[UMAP_NAME] = umap_hdbscan
 
 
 def best_of(run: Baseline, p: Given) -> float | None:

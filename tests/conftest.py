@@ -14,6 +14,7 @@ from opencon.plugins import import_file
 from opencon.registry import Registry
 
 torch.set_num_threads(1)
+sys.modules["umap"] = None  # it takes a minute to start; one test asks for it
 settings.register_profile("explore", derandomize=False, deadline=None)
 settings.register_profile("steady", derandomize=True, deadline=None)
 settings.load_profile("steady")

@@ -24,6 +24,7 @@ FLOORS = [
         "runtime",
         "rows",
         "plugins",
+        "processes",
     },  # the ground: words, settings, the machine
     {
         "losses",

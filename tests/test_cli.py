@@ -153,6 +153,7 @@ def test_default_folder_is_named_after_the_recipe(capsys, tmp_path):
     assert folder("train", "digits") == "runs/digits"
     assert folder("train", "opencon/digits") == "runs/opencon-digits"
     assert folder("pretrain", "digits") == folder("pretrain", "simclr/digits") == "runs/simclr-digits"
+    assert folder("pretrain", "digits", "--method", "moco") == folder("pretrain", "moco/digits") == "runs/moco-digits"
     (tmp_path / "mine.toml").write_text('recipe = "digits"')
     assert folder("train", "--config", tmp_path / "mine.toml") == "runs/mine"
 
@@ -256,6 +257,11 @@ def test_pretrain_says_where_the_encoder_is_and_train_takes_it(capsys, tmp_path)
     out = works(capsys, "train", "digits", "--out", tmp_path / "run", "--weights", encoder, *tiny).out
     assert "Loaded" in out
     assert f"weights from {encoder}" in out
+    on = ("pretrain", "digits", "--method", "moco", "--weights", encoder)
+    out = works(capsys, *on, "--out", tmp_path / "on", *tiny).out
+    assert "MoCo v3" in out
+    assert "Loaded" in out
+    assert f"weights from {encoder}" in out
 
 
 @pytest.mark.parametrize("command", ["train", "pretrain"])
@@ -265,8 +271,7 @@ def test_tensorboard(capsys, tmp_path, command):
     assert list((tmp_path / "run/tensorboard").glob("events*"))
 
 
-def test_figures_like_those_of_the_paper(capsys, finished, tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "umap", None)  # takes a minute to start; its absence is one of the ways
+def test_figures_like_those_of_the_paper(capsys, finished, tmp_path):
     works(capsys, "evaluate", finished, "--figures", tmp_path / "figures")
     assert {path.name for path in (tmp_path / "figures").iterdir()} == {"classes.png", "novelty.png", "confusion.png"}
 
@@ -401,6 +406,12 @@ def test_config_that_is_not_there(capsys, tmp_path):
         (["train", "orca/digits", "--variant", "paper"], "orca has one variant, which follows its released code"),
         (["pretrain", "digitz"], "unknown recipe 'digitz'. Did you mean 'digits'?"),
         (["pretrain", "opencon/digits"], "not the recipe 'opencon/digits'. Use: pretrain digits"),
+        (["pretrain", "moco/digits", "--method", "simclr"], "not the recipe 'moco/digits'. Use: pretrain digits"),
+        (
+            ["pretrain", "digits", "--method", "opencon"],
+            "opencon learns from labels. Pre-training uses none: crops, moco",
+        ),
+        (["pretrain", "digits", "--method", "simcrl"], "unknown method 'simcrl'. Did you mean 'simclr'?"),
         (["train", "digits", "--variant", "nonsense"], "--variant 'nonsense' must be 'released' or 'paper'"),
         (["train", "digits", "--device", "nonsense"], "--device 'nonsense' is not a device. Use auto, cpu, cuda or"),
         (["train", "--config", "a.toml", "--variant", "paper"], "--variant belongs to a recipe. In a configuration"),

@@ -134,6 +134,7 @@ BAD = [
     (TrainConfig, {"epochs": 1, "milestones": (5, 2)}, "train.milestones"),
     (TrainConfig, {"epochs": 1, "seed": -1}, "train.seed = -1"),
     (EvalConfig, {"every": 0}, "eval.every = 0"),
+    (EvalConfig, {"size": 7}, "eval.size = 7 must lie between 8 and"),
 ]
 
 

@@ -117,7 +117,7 @@ def check_command(args):
         return
     given = command.make_context(name, arguments, parent=context).params
     if name in ("train", "pretrain") and given["recipe"] not in (None, "RECIPE", "METHOD/DATASET"):
-        method = "simclr" if name == "pretrain" else "opencon"
+        method = given["method"] or "simclr" if name == "pretrain" else "opencon"
         base = get_recipe(given["recipe"], method=method, variant=given.get("variant") or "released")
         with_settings(base, given["settings"] or [])
 

@@ -8,10 +8,13 @@ import types
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import nn
 
 import opencon
 from opencon.cli import main
+from opencon.experiments import workbench
+from opencon.experiments.workbench import open_run
 from opencon.methods import METHODS
 from tests.small_pile import SEEN, SETTINGS, make_pile
 
@@ -36,8 +39,9 @@ def test_every_method_trains_on_images_that_mostly_have_no_class(root, tmp_path,
     run = opencon.train(
         f"{method}/digits", out=tmp_path, settings=SETTINGS | special.get(method, {}), device="cpu", **files
     )
-    assert not {"all", "novel", "knn20"} & set(run.result) or method == "simclr"  # nobody knows
-    if method != "simclr":  # it uses no label
+    uses_labels = METHODS[method].config.uses_labels
+    assert not {"all", "novel", "knn20"} & set(run.result) or not uses_labels  # nobody knows
+    if uses_labels:
         assert 0 <= run.result["held_out"] <= 1
         assert 0 <= run.result["stability"] <= 1
         assert 1 <= run.result["classes_in_use"] <= 10
@@ -76,7 +80,11 @@ def test_the_command_line_takes_a_folder_and_a_pile(root, tmp_path, capsys):
 
 
 def test_truth_is_for_the_number_in_the_end(root, run, tmp_path):
-    """With and without it the same weights are learned."""
+    """With and without it the same weights are learned, and labels that are kept back teach nothing."""
+    bench = open_run(run.folder, torch.device("cpu"))
+    assert len(bench.kept_back) == run.result["num_held_out"] > 0
+    assert (bench.labels[bench.kept_back] == -1).all()
+    assert (bench.labels >= 0).sum() == len(bench.split.labeled)
     assert run.result["num_images"] == len(run.predictions())
     assert {"all", "novel", "seen", "held_out"} <= set(run.result)
     files = {"labeled": root / "labeled", "unlabeled": root / "pile"}
@@ -84,6 +92,20 @@ def test_truth_is_for_the_number_in_the_end(root, run, tmp_path):
     mine, other = (torch.load(r.folder / "checkpoint.pt", weights_only=True)["method"] for r in (run, blind))
     for name, tensor in mine.items():
         assert torch.equal(tensor, other[name]), name
+
+
+def test_the_number_of_classes_is_estimated_without_the_truth(root, monkeypatch):
+    shown = []
+    monkeypatch.setattr(
+        workbench, "estimated_classes", lambda config, dataset, labels, device: shown.append(labels) or 7
+    )
+    files = {"labeled": root / "labeled", "unlabeled": root / "pile", "truth": "folders"}
+    config = opencon.configure("digits", SETTINGS | {"split.num_classes": None}, **files)
+    bench = workbench.prepare(config, torch.device("cpu"))
+    given = bench.dataset.train.given
+    assert bench.split.num_classes == 7
+    assert (bench.dataset.train.classes[~given] < len(SEEN)).any()  # there would be something to see
+    assert torch.equal(shown[0] >= 0, given)
 
 
 def test_a_list_with_empty_classes_and_a_column_of_truth(root, tmp_path):
@@ -176,13 +198,16 @@ def test_figures_for_a_method_without_a_novelty_score(root, tmp_path):
     pytest.importorskip("matplotlib")
     files = {"labeled": root / "labeled", "unlabeled": root / "pile", "truth": "folders"}
     runs = [
-        opencon.train(f"{name}/digits", out=tmp_path / name, settings=SETTINGS, device="cpu", **files)
+        opencon.train(f"{name}/digits", out=tmp_path / name / "run", settings=SETTINGS, device="cpu", **files)
         for name in ("orca", "gcd")
     ]
     with pytest.warns(UserWarning, match=r"no novelty.png: orca has no novelty score of its own"):
         opencon.evaluate(runs[0], figures=tmp_path / "figures", picture=tmp_path / "one.png", classes=20, device="cpu")
     assert {path.name for path in (tmp_path / "figures").iterdir()} == {"classes.png", "confusion.png"}
     assert (tmp_path / "one.png").stat().st_size > 10_000
-    pictures = opencon.draw(runs, tmp_path / "both", classes=10)
+    pictures = opencon.draw([run.folder for run in runs], tmp_path / "both", classes=10, device="cpu")
     assert [path.name for path in pictures] == ["maps.png", "confusions.png"]
-    assert all(path.stat().st_size > 10_000 for path in pictures)
+    with Image.open(pictures[0]) as image:
+        assert image.width > 1.5 * image.height  # two panels, though both folders have the same name
+    with pytest.raises(opencon.errors.ConfigError, match="--classes 30 must be 10 or 20"):
+        opencon.draw(runs, tmp_path / "both", classes=30)

@@ -83,7 +83,7 @@ def discover(
         size: side in pixels at which the encoder sees a photo; None: 224, or 128 for small photos.
         steps: steps of training a head on the features first. They gain nothing that can be measured.
         views: random views of each photo for the steps; None: 4 where there are steps.
-        finetune: train the encoder's last stage too; minutes on a GPU, hours on a CPU.
+        finetune: train the encoder's last stages too; minutes on a GPU, hours on a CPU.
         seed: of everything random.
         device: "auto", "cpu", "cuda" or "cuda:N".
         cache: a folder to keep features in for the next time; None: nowhere.
@@ -436,17 +436,30 @@ def evaluate(
     )
 
 
-def draw(runs: PathLike | Run | Sequence[PathLike | Run], out: PathLike, *, classes: int = 10) -> list[Path]:
+def draw(
+    runs: PathLike | Run | Sequence[PathLike | Run],
+    out: PathLike,
+    *,
+    classes: int = 10,
+    data: PathLike | None = None,
+    device: str = "auto",
+) -> list[Path]:
     """Draw embeddings and confusion matrices of runs side by side. Returns the pictures.
 
     Args:
         runs: run folders, or what `train` returned, on the same data and split; or a single one of these.
         out: a folder for maps.png and confusions.png.
         classes: how many are shown, 10 or 20.
+        data: where the images lie now, for runs that are given as folders.
+        device: "auto", "cpu", "cuda" or "cuda:N", likewise.
     """
     each = [runs] if isinstance(runs, (str, Path, Run)) else list(runs)
-    opened = [run if isinstance(run, Run) else open_run(run) for run in each]
-    titles = [f"{METHODS[run.config.method.name].title}, {run.folder.name}" for run in opened]
+    opened = [run if isinstance(run, Run) else open_run(run, data=data, device=device) for run in each]
+    names = [run.folder.name for run in opened]
+    titles = [
+        f"{METHODS[run.config.method.name].title}, {name if names.count(name) == 1 else run.folder}"
+        for run, name in zip(opened, names, strict=True)
+    ]
     benches = [open_bench(run.folder, pick_device(run.device), data_root=run.data) for run in opened]
     return draw_side_by_side(dict(zip(titles, benches, strict=True)), Path(out).expanduser(), classes)
 

@@ -16,6 +16,7 @@ from opencon.config import DataConfig
 from opencon.data import benchmarks
 from opencon.data.benchmarks import CIFAR_FILES, DATASETS, data_root, dataset_info, load_dataset, unpickle_plain
 from opencon.errors import ConfigError, DataError
+from tests.data.test_cifar_images import as_images
 
 NAMES = {"cifar10": 10, "cifar100": 100}
 IMAGES_PER_FILE = 7
@@ -177,6 +178,15 @@ def test_cifar(name, kind, tmp_path, monkeypatch):
         assert got.classes.dtype == torch.int64
         assert got.class_names[3] == "class 3"
     assert sorted(os.walk(root)) == before
+
+
+def test_official_files_come_before_image_files(tmp_path, monkeypatch):
+    as_images(tmp_path)
+    contents, _ = cifar_contents("cifar10")
+    expect(monkeypatch, "cifar10", contents)
+    write_folder(tmp_path, "cifar10", contents)
+    data = load_dataset(DataConfig(name="cifar10", root=str(tmp_path)))
+    assert len(data.train) == 5 * IMAGES_PER_FILE
 
 
 def test_the_official_counts():

@@ -93,6 +93,18 @@ def test_an_image_s_operations_do_not_depend_on_its_neighbors():
     torch.testing.assert_close(rand_augment(x, operations, signs, 9.0)[5:6], alone, rtol=0, atol=1e-6)
 
 
+@pytest.mark.parametrize("channels", [1, 3])
+def test_groups_give_the_same_pixels(channels):
+    x = images(40, channels, 17, seed=3).float() / 255
+    operations = torch.randint(0, NUM_OPERATIONS, (40, 3), generator=rng(1))
+    signs = torch.where(torch.rand(40, 3, generator=rng(2)) < 0.5, -1.0, 1.0)
+    before = x.clone()
+    assert torch.equal(
+        rand_augment(x, operations, signs, 12.0, in_groups=True), rand_augment(x, operations, signs, 12.0)
+    )
+    assert torch.equal(x, before)
+
+
 def test_the_identity_changes_nothing():
     x = images().float() / 255
     nothing = torch.zeros(6, 4, dtype=torch.long)

@@ -18,10 +18,11 @@ import opencon.data.streaming as streaming
 from opencon.config import AugmentConfig, DataConfig, EncoderConfig, EvalConfig, RunConfig, SplitConfig, TrainConfig
 from opencon.data.augment import Augment
 from opencon.data.benchmarks import load_dataset
+from opencon.data.decoders import GRAY
 from opencon.data.listings import list_folder
 from opencon.data.loader import TwoStreamLoader
 from opencon.data.sources import load_listing, read_images
-from opencon.data.streaming import GRAY, SLOTS, StreamedImages
+from opencon.data.streaming import SLOTS, StreamedImages
 from opencon.errors import ConfigError, DataError
 from opencon.experiments.evaluate import evaluate_run
 from opencon.experiments.train import Callbacks, train

@@ -10,6 +10,7 @@ import torch
 from opencon.encoders import base, resnet
 from opencon.encoders.embedder import quiet_norms
 from opencon.encoders.resnet import BasicBlock, Bottleneck, ResNet
+from opencon.methods.parts import WeightAverage
 from tests.naive import norm_kernel
 
 
@@ -208,3 +209,23 @@ def test_two_passes_of_different_sizes_in_one_step(fused):
         for (name, new), old in zip(n.named_buffers(), alone.buffers(), strict=True):
             if not name.endswith("num_batches_tracked"):
                 torch.testing.assert_close(new, old, atol=1e-9, rtol=1e-9, msg=name)
+
+
+def test_an_averaged_twin_has_its_own_weights_and_statistics_in_fused_passes(fused):
+    """The fused form reads modules when it is called, so it sees the tensors that a twin has put in their place."""
+    net, x = network(width=16).double(), images(8, 16).double()
+    apart = copy.deepcopy(net)
+    twin = WeightAverage(net, 0.9)
+    with torch.no_grad():
+        for p in net.parameters():
+            p += 0.1 * torch.randn(p.shape, generator=torch.Generator().manual_seed(3))
+    form = fused_form(fused, net)
+    net.through = lambda x: net.pool(form(x))  # as on a GPU
+    before = {name: b.clone() for name, b in net.named_buffers()}
+    with torch.no_grad():
+        got = twin(x, call="through")
+        want = apart.pool(plain(apart, x))
+    torch.testing.assert_close(got, want, atol=1e-9, rtol=1e-9)
+    assert all(torch.equal(b, before[name]) for name, b in net.named_buffers())
+    moved = dict(apart.named_buffers())["stem.bn1.running_mean"]
+    torch.testing.assert_close(twin.get_buffer("stem__bn1__running_mean"), moved, atol=1e-9, rtol=1e-9)

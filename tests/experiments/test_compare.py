@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import math
 import statistics
 
 import pytest
@@ -12,6 +13,7 @@ from opencon.cli import app
 from opencon.config import to_dict, with_settings
 from opencon.errors import ConfigError, RunError
 from opencon.experiments.compare import compare_runs, published_numbers, render
+from opencon.experiments.measures import paired_p
 from opencon.experiments.recipes import SETTINGS, get_recipe
 from opencon.methods import METHODS
 
@@ -163,12 +165,50 @@ def test_every_form_has_every_number(runs, form):
         assert float(rows[0]["all_mean"]) == pytest.approx(51.333, abs=1e-3)
         assert (rows[0]["runs"], rows[1]["all_std"], rows[0]["published_seen"]) == ("3", "", "69.1")
     elif form == "markdown":
-        assert "| OpenCon | 51.3 ± 1.5 | 40.0 ± 0.0 | 60.0 ± 0.0 | 3 | 200 | 0.40 | 52.7/47.8/69.1 |" in text
+        assert (
+            "| OpenCon | **51.3 ± 1.5** | **40.0 ± 0.0** | **60.0 ± 0.0** | 3 | 200 | 0.40 | 52.7/47.8/69.1 |" in text
+        )
         widths = {line.count("|") for line in text.splitlines() if line.startswith("|")}
         assert len(widths) == 1
     else:
-        assert r"OpenCon & 51.3 $\pm$ 1.5 &" in text
+        assert r"OpenCon & \textbf{51.3 $\pm$ 1.5} &" in text
         assert text.count(r"\begin{tabular}") == text.count(r"\end{tabular}") == 1
+
+
+def test_columns_are_chosen_and_the_best_of_each_is_bold(runs):
+    make_run(runs / "c", "gcd/cifar100", all=0.3, nmi_all=0.7, fpr95=0.2, novelty={"own": {"auroc": 0.9}})
+    make_run(runs / "d", "orca/cifar100", all=0.2, nmi_all=0.6, fpr95=0.1)
+    sections, columns = compare_runs([runs]), ["nmi", "fpr95", "novelty.own.auroc", "seconds_per_epoch"]
+    lines = render(sections, "markdown", columns).splitlines()[2:]
+    assert lines[0].startswith("| method | nmi | fpr95 | novelty.own.auroc | seconds_per_epoch | runs |")
+    assert "| GCD | **70.0** | 20.0 | 90.0 |  |" in lines[3]  # alone in its third column
+    assert "| ORCA | 60.0 | **10.0** |  |  |" in lines[5]  # the share of false alarms: less is better
+    assert json.loads(render(sections, "json", ["nmi"]))[0]["rows"][1]["nmi"]["mean"] == pytest.approx(70.0)
+    with pytest.raises(ConfigError, match=r"no run has a measure 'nmj'\. Did you mean 'nmi'"):
+        render(sections, "csv", ["nmj"])
+    shown = CliRunner().invoke(app, ["compare", str(runs), "--columns", "nmi,ari"])
+    assert isinstance(shown.exception, ConfigError)
+    shown = CliRunner().invoke(app, ["compare", str(runs), "--columns", "nmi, all"])
+    assert "70.0" in shown.output
+
+
+def test_a_paired_test_over_the_seeds_that_both_have(runs):
+    """By hand: differences 1, 3 and 2 have mean 2 and standard deviation 1, so t = 2 sqrt(3) with 2 degrees of freedom."""
+    for seed, value in enumerate((0.49, 0.50, 0.49, 0.1)):  # the last seed is not among the others'
+        make_run(runs / f"g{seed}", "gcd/cifar100", [f"train.seed={seed}"], all=value)
+    (section,) = compare_runs([runs])
+    t = 2 * math.sqrt(3)
+    want = 1 - t / math.sqrt(t * t + 2)  # Student's distribution with 2 degrees of freedom has a closed form
+    first, *others = section.p("all")
+    assert first is None
+    assert dict(zip([row.label for row in section.rows[1:]], others, strict=True)) == {
+        "GCD": pytest.approx(want),
+        METHODS["kmeans"].title: None,  # one seed
+    }
+    assert f"| GCD | 39.5 ± 19.7 | **40.0 ± 0.0** | **60.0 ± 0.0** | {want:.3f} | 4 |" in render([section], "markdown")
+    assert next(csv.DictReader(io.StringIO(render([section], "csv"))))["p"] == ""
+    assert paired_p({0: 1.0, 1: 2.0, 2: 3.0}, {0: 1.0, 1: 2.0, 2: 3.0}) == 1.0
+    assert paired_p({0: 2.0, 1: 3.0, 2: 4.0}, {0: 1.0, 1: 2.0, 2: 3.0}) == 0.0
 
 
 def test_special_characters_survive_latex(runs):
@@ -192,6 +232,9 @@ def test_what_cannot_be_compared(runs, tmp_path):
     pre = make_run(tmp_path / "pre" / "a", "simclr/cifar100", all=None, novel=None, seen=None)
     with pytest.raises(ConfigError, match="simclr pre-trains without labels"):
         compare_runs([pre])
+    without_truth = make_run(tmp_path / "unknown" / "a", all=None, novel=None, seen=None)
+    with pytest.raises(ConfigError, match="nobody knows the classes of its unlabeled images"):
+        compare_runs([without_truth])
     with pytest.raises(ConfigError, match="--format 'html' must be one of table, markdown"):
         render([], "html")
 

@@ -172,6 +172,9 @@ def test_the_page_is_made_from_the_record(monkeypatch):
     import paper
 
     assert paper.PAGE.read_text(encoding="utf-8") == paper.page()
+    for name, file in paper.record().items():
+        assert name in paper.page()
+        assert not file["environment"]["commit"].endswith("-dirty"), f"{name}: say with `state` what was measured"
     text = paper.page({"opencon-cifar100-seed0": record(all=0.6, novel=0.478, seen=0.691)})
     assert "| CIFAR-100 | OpenCon | 60.0 | 47.8 | 69.1 | 52.7 / 47.8 / 69.1 | 1 of 5 |" in text
     assert "- **CIFAR-100, OpenCon** (all +7.3): Not explained yet." in text

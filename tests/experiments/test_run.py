@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 from PIL import Image
+from safetensors.torch import load_file
 
 from opencon.config import (
     AugmentConfig,
@@ -43,6 +45,8 @@ from opencon.methods import (
     SimCLRConfig,
     SimGCDConfig,
 )
+from opencon.metrics import knn_accuracy
+from opencon.training.judged import measure_norms
 from opencon.training.run_folder import RunFolder
 
 CPU = torch.device("cpu")
@@ -157,8 +161,41 @@ def test_a_run_with_further_views_is_recorded_and_resumed(tmp_path):
     with pytest.raises(ConfigError, match="other settings:\n  views: "):
         train(replace(config, views=()), out, CPU)
     train(config, out, CPU)
-    assert_same_state(weights(whole), weights(out))
+    kept = weights(whole)
+    assert_same_state(kept, weights(out))
     assert run_config(json.loads((out / "config.json").read_text())) == config
+    assert kept["twin.num_updates"] == 2 * len(build_loader(open_run(whole, CPU)))  # the average follows every step
+    floats = {k: v for k, v in load_file(whole / "encoder.safetensors").items() if v.is_floating_point()}
+    for name, tensor in floats.items():  # the encoder to take elsewhere is the judged one
+        assert torch.equal(tensor, kept["twin.embedder__encoder__" + name.replace(".", "__")]), name
+    assert any(not torch.equal(tensor, kept["embedder.encoder." + name]) for name, tensor in floats.items())
+
+
+def test_judged_are_averages_with_fresh_norms_on_both_mirror_images(monkeypatch):
+    bench = prepare(small("eval.average=0.9", "eval.fresh_norms=true", "eval.mirror=true"), CPU)
+    few = replace(bench.dataset.train, images=bench.images[:60].flip(-1), classes=bench.dataset.train.classes[:60])
+    info = replace(bench.dataset.info, num_test=60)
+    bench = replace(bench, dataset=replace(bench.dataset, test=few, info=info))
+    method = bench.method
+    with torch.no_grad():
+        for p in method.parameters():
+            p.mul_(1.5)
+    method.twin.exchange()
+    measure_norms(method, bench.plain())
+    method.eval()
+    images = torch.cat([bench.view(part) for part in (bench.images, bench.dataset.held_out().images)])
+    with torch.no_grad():
+        want = F.normalize(method.embed(images) + method.embed(images.flip(-1)), dim=1)
+    method.twin.exchange()
+    for name, buffer in method.twin.named_buffers():
+        if "running" in name:
+            buffer.add_(3.0)  # as if they had seen other images: they are measured anew
+    torch.testing.assert_close(bench.score("unlabeled", "orca")[1].z, want[: len(bench.images)])
+    torch.testing.assert_close(bench.score("test", "orca")[1].z, want)
+    how, embed = [], workbench.Workbench.embed
+    monkeypatch.setattr(workbench.Workbench, "embed", lambda *a, **k: how.append(k) or embed(*a, **k))
+    bench.stability(bench.dataset.train.classes)
+    assert [k["mirror"] for k in how] == [True]
 
 
 def test_a_run_from_before_there_were_further_views_is_resumed(tmp_path):
@@ -428,6 +465,13 @@ def test_pretraining_gives_weights_that_training_takes(tmp_path):
     pre, fine = weights(tmp_path / "pre"), weights(tmp_path / "run")
     name = "embedder.encoder.conv1.conv.weight"
     assert torch.equal(pre[name], fine[name])  # frozen, so still what was loaded
+
+
+def test_an_encoder_is_judged_by_what_the_next_run_gets_of_it(tmp_path):
+    result = train(replace(small("train.epochs=2"), method=SimCLRConfig()), tmp_path / "pre", CPU)
+    file = tmp_path / "pre/encoder.safetensors"
+    bench = prepare(with_settings(FROZEN, [f"encoder.weights={file}"]), CPU)
+    assert result["knn20"] == knn_accuracy(bench.bank().z, bench.dataset.train.classes, k=20)
 
 
 # --- no epoch ---------------------------------------------------------------------------------------------------------

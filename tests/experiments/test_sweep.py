@@ -11,8 +11,9 @@ from typer.testing import CliRunner
 from opencon.cli import app
 from opencon.errors import ConfigError, DivergedError, RunError
 from opencon.experiments import sweep as module
+from opencon.experiments.measures import check_columns
 from opencon.experiments.sweep import Cell, Sweep, claimed, cross, expected_seconds, read_seeds
-from opencon.experiments.sweep_table import check_columns, plot, render, rows_of
+from opencon.experiments.sweep_table import plot, render, rows_of
 from opencon.experiments.train import Callbacks
 
 CPU = torch.device("cpu")
@@ -93,6 +94,30 @@ def test_finished_cells_are_not_repeated_even_without_their_folders(tmp_path, fa
     assert Sweep.opened(tmp_path).left() == []
 
 
+def test_a_cell_that_lacks_a_measure_is_trained_again_and_no_other_is(tmp_path, monkeypatch):
+    found = []
+
+    def run_cell(cell, out, device, **options):
+        found.append((cell.name, (out / "result.json").is_file()))  # with a result, nothing would be measured
+        out.mkdir(parents=True, exist_ok=True)
+        (out / "result.json").write_text("{}")
+        return record()
+
+    monkeypatch.setattr(module, "run_cell", run_cell)
+    Sweep.made(tmp_path, cross(["digits"], seeds=[0, 1])).run(CPU)
+    more = Sweep.made(tmp_path, cross(["digits"], seeds=[0], also=["novelty"]))
+    assert [cell.seed for cell in more.left()] == [0]
+    more.run(CPU)
+    assert found == [("digits-seed0", False), ("digits-seed1", False), ("digits-seed0", False)]
+    assert more.left() == []
+    assert set(more.results()) == {"digits-seed0", "digits-seed1"}
+
+
+def test_seeds_are_told_apart_by_their_fingerprint():
+    first, second = cross(["digits"], seeds=[0, 1])
+    assert first.fingerprint != second.fingerprint
+
+
 def test_other_settings_under_the_same_name_are_refused(tmp_path, fake):
     """A recipe that has changed since, say."""
     sweep = Sweep.made(tmp_path, cross(["digits"]))
@@ -162,7 +187,7 @@ def test_a_part_is_shown_as_a_part(tmp_path, fake):
     assert json.loads(render(rows, ["all"], "json"))[0]["wanted"] == 3
     assert r"50 & 51.5 $\pm$ 0.7 & 2 of 3 \\" in render(rows, ["all"], "latex")
     with pytest.raises(ConfigError, match="Did you mean 'novel'"):
-        check_columns(rows, ["nvoel"])
+        check_columns((record for row in rows for record in row.done), ["nvoel"])
 
 
 def test_a_setting_that_is_a_number_is_a_line_and_names_are_bars(tmp_path, fake, monkeypatch):

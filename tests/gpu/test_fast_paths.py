@@ -188,15 +188,23 @@ def test_fused_captured_and_compiled_equals_plain():
         assert b["loss"] == pytest.approx(a["loss"], rel=tolerance)
 
 
-def test_small_crops_fused_and_captured_equal_plain():
-    """Two sizes in one step: view kernels, passes with hand-written gradients, one graph."""
+@pytest.mark.parametrize(
+    ("method", "terms"),
+    [
+        ("concord", ("loss", "loss_swapped", "loss_crops", "loss_labels", "loss_contrast")),
+        ("moco", ("loss", "loss_full", "loss_crops")),
+        ("crops", ("loss",)),
+    ],
+)
+def test_small_crops_fused_and_captured_equal_plain(method, terms):
+    """Two sizes in one step: view kernels, passes with hand-written gradients, a teacher's pass, one graph."""
     off, slow = ["train.capture=false", "train.kernels=false"], "train.lr=0.002"
-    plain, _ = trained(bench=cifar_like(*off, slow, recipe="concord/cifar100"))
-    bench = cifar_like(slow, recipe="concord/cifar100")
+    plain, _ = trained(bench=cifar_like(*off, slow, recipe=f"{method}/cifar100"))
+    bench = cifar_like(slow, recipe=f"{method}/cifar100")
     assert bench.method.embedder.encoder.fused is not None
     fast, _ = trained(bench=bench)
     for a, b, tolerance in zip(plain[:2], fast[:2], (1e-2, 3e-2), strict=True):
-        for term in ("loss", "loss_swapped", "loss_crops", "loss_labels", "loss_contrast"):
+        for term in terms:
             assert b[term] == pytest.approx(a[term], rel=tolerance), term
 
 

@@ -1,5 +1,7 @@
 """Concord's step, start and averages against their definitions."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -142,6 +144,81 @@ def test_the_classifier_starts_anew_before_the_epochs_that_say_so():
     method.before_epoch(Epoch(3, 9, lambda: bank))
     cosines = method.classifier(bank.z)
     assert bool((cosines.amax(dim=1) > 0.9).all()), "every row has a class around its lump"
+
+
+# --- a number that nobody knows ---------------------------------------------------------------------------------------
+
+
+def unsure(**settings):
+    """Told of nine classes, where there are five."""
+    task = replace(TASK, num_classes=9, num_images=80, is_counted=True)
+    with seeded(0):
+        method = Concord(ConcordConfig(queue=20, **settings), task, ExactEmbedder(dim=4, num_features=7)).double()
+    return method.train()
+
+
+def five_lumps():
+    bank, classes = two_lumps()
+    g = torch.Generator().manual_seed(1)
+    z = F.normalize(bank.z.repeat(5, 1) + 0.02 * torch.randn(200, 7, generator=g), dim=1)
+    return FeatureBank(z, bank.labels.repeat(5)), classes.repeat(5)
+
+
+def test_classes_are_counted_anew_at_the_last_start_alone():
+    method, (bank, classes) = unsure(restarts=(3, 6)), five_lumps()
+    used = []
+    for index in range(8):
+        method.before_epoch(Epoch(index, 9, lambda: bank))
+        used.append(int(method.is_used.sum()))
+    assert used == [9, 9, 9, 9, 9, 9, 5, 5]
+    found = method.assign(bank).classes
+    assert found.max() == 4
+    assert len({*zip(found.tolist(), classes.tolist(), strict=True)}) == 5, "each lump is a class"
+
+
+def test_without_new_starts_they_are_counted_at_the_first():
+    method, (bank, _) = unsure(contrast_epochs=2), five_lumps()
+    for index, number in ((0, 9), (2, 5)):
+        method.before_epoch(Epoch(index, 9, lambda: bank))
+        assert int(method.is_used.sum()) == number
+
+
+@pytest.mark.parametrize("shares", ["equal", "start"])
+def test_a_class_that_is_not_looked_for_has_no_part_in_anything(shares):
+    method, (bank, _) = unsure(shares=shares), five_lumps()
+    method.before_epoch(Epoch(0, 9, lambda: bank))
+    expected = torch.tensor([1 - TASK.labeled_ratio] * 2 + [1.0] * 3).double() / (5 - 2 * TASK.labeled_ratio)
+    if shares == "start":
+        expected = torch.tensor([21, 21, 41, 41, 41]).double() / 165
+    torch.testing.assert_close(method.shares[:5].double(), expected, rtol=1e-6, atol=1e-6)
+    assert method.shares[5:].max() < 1e-9
+    batch = toy_batch(0, views=3)
+    out = method.step(batch)
+    out.loss.backward()
+    assert torch.isfinite(out.loss)
+    assert method.classifier.weight.grad[5:].abs().max() == 0
+    with torch.no_grad():
+        cosines = method._cosines(method.embedder.features(torch.cat(batch.views[:2]))).view(2, len(batch.labels), -1)
+        targets = method.targets(cosines, batch.labels[: batch.num_labeled])
+    assert targets[..., 5:].max() < 1e-6
+    assert out.logs["prototypes"] == 5
+
+
+def test_a_number_that_is_given_is_kept():
+    task = replace(TASK, num_classes=9, num_images=80)
+    method, (bank, _) = Concord(ConcordConfig(), task, ExactEmbedder(dim=4, num_features=7)).double(), five_lumps()
+    method.before_epoch(Epoch(0, 9, lambda: bank))
+    assert bool(method.is_used.all())
+    assert "prototypes" not in method.step(toy_batch(0)).logs
+
+
+def test_checkpoints_from_before_it_could_count_are_read():
+    method = build()
+    state = method.state_dict()
+    del state["is_used"]
+    method.is_used.fill_(False)
+    method.load_state_dict(state)
+    assert bool(method.is_used.all())
 
 
 def test_a_start_that_is_given_is_kept():

@@ -193,15 +193,6 @@ def test_likelihood_is_that_of_the_rows_of_each_group_together():
     assert likelihood(x, group, 3) == pytest.approx(want / len(z), rel=1e-4)
 
 
-def test_labels_are_found_again_by_one_group_each():
-    labels = torch.tensor([0, 0, 0, 1, 1, -1, -1])
-    assert engine._found_again(torch.tensor([4, 4, 4, 2, 2, 0, 1]), labels) == 1
-    assert engine._found_again(torch.tensor([0, 0, 0, 0, 0, 0, 1]), labels) == pytest.approx(
-        3 / 5
-    )  # one swallows the other
-    assert engine._found_again(torch.tensor([0, 1, 2, 3, 4, 5, 6]), labels) == pytest.approx(2 / 5)  # both are cut
-
-
 def test_rows_of_a_second_island_are_not_whole():
     x, _, truth = clouds((30, 20, 10), distance=20.0)
     neighbors = torch.cdist(x, x).fill_diagonal_(torch.inf).topk(5, largest=False).indices
@@ -212,6 +203,27 @@ def test_rows_of_a_second_island_are_not_whole():
     assert whole(truth) == 1
     assert whole((truth > 0).long()) == pytest.approx(50 / 60)  # 30 + 20 of 60
     assert whole(torch.zeros_like(truth)) == pytest.approx(30 / 60)
+
+
+def test_rows_move_toward_their_neighbors_and_classes_do_not_mix():
+    x, _, truth = clouds((40,) * 5, distance=5.0)
+    z = torch.nn.functional.normalize(x, dim=1)
+    neighbors = engine._nearest(torch.cdist(z, z).fill_diagonal_(torch.inf))
+    moved = engine.toward_neighbors(z, neighbors)
+    assert torch.allclose(moved.norm(dim=1), torch.ones(200))
+    assert engine._silhouette(moved, truth, 5) > engine._silhouette(z, truth, 5) + 0.2
+
+
+def test_the_first_label_of_a_class_only_names_it():
+    """With it the evidence is the same as without any label; a second one is held against the classes."""
+    x, labels, truth = clouds((20,) * 4, num_seen=2, num_labeled=2, distance=3.0)
+    single = labels.clone()
+    single[1], single[21] = -1, -1
+
+    def said(labels, num_seen):
+        return engine.evidence(engine._look(x, x, labels, num_seen, 0)[1], truth)
+
+    assert said(single, 2) == said(torch.full_like(labels, -1), 0) != said(labels, 2)
 
 
 def test_a_tree_of_averages_leaves_no_row_alone():

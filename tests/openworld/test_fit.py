@@ -106,17 +106,19 @@ def test_groups_are_numbered_by_size():
 
 
 def test_whatever_number_they_had_a_group_keeps_its_share(monkeypatch):
-    def smallest_first(assignment, num_seen):
+    def turned(assignment, num_seen):
         found = by_size(assignment, num_seen)
-        return torch.where(found >= num_seen, num_seen + found.max() - found, found)
+        return torch.where(found >= num_seen, num_seen + (found - num_seen + 1) % 3, found)
 
     by_size = openworld.by_size
-    monkeypatch.setattr(openworld, "by_size", smallest_first)
+    monkeypatch.setattr(openworld, "by_size", turned)
     x, labels, truth = problem((60, 60, 30, 120, 60), num_seen=2)
     found = fit_features(x, labels, OpenWorldConfig(num_novel=3, steps=5))
     assert [int(truth[found.prediction.classes == c].mode().values) for c in (2, 3, 4)] == [3, 4, 2]
     shares = found.model.log_share[2:].tolist()
     assert shares == sorted(shares, reverse=True)
+    assert torch.equal(found.model.strangers.classes, found.prediction.classes)  # neighbors have the same numbers
+    assert (found.near == found.prediction.classes[:, None]).all()
 
 
 def test_they_are_in_order_after_the_last_step_too():

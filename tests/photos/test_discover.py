@@ -229,6 +229,18 @@ def test_groups_of_one_name_are_one_until_they_are_named_apart(capsys, finished,
     (tmp_path / "names.csv").write_text("group,name\nnew-1,new-1\nnew-2,new-2\n")
     works(capsys, "name", run, tmp_path / "names.csv")
     assert (run / "assignments.csv").read_bytes() == before
+    rows = rows_of(run)
+    at = next(i for i, row in enumerate(rows) if row["unlike_everything"] == "no" and not row["given"])
+    rows[at]["unlike_everything"] = "yes"  # as a picture of nothing is, whatever its distance
+    with (run / "assignments.csv").open("w", newline="") as file:
+        table = csv.DictWriter(file, rows[0])
+        table.writeheader()
+        table.writerows(rows)
+    (tmp_path / "names.csv").write_text("group,name\nnew-1,other\n")
+    works(capsys, "name", run, tmp_path / "names.csv")
+    assert (rows_of(run)[at]["unlike_everything"], rows_of(run)[at]["predicted"]) == ("yes", "")
+    (tmp_path / "names.csv").write_text("group,name\nnew-1,new-1\n")
+    works(capsys, "name", run, tmp_path / "names.csv")
     lines = before.splitlines(keepends=True)
     (run / "assignments.csv").write_bytes(b"".join(lines[:-1]))
     (tmp_path / "names.csv").write_text("group,name\nnew-1,wild\n")
@@ -468,11 +480,21 @@ def test_none_labeled(capsys, photos, tmp_path):
     assert estimate["num_classes"] == json.loads((tmp_path / "run/result.json").read_text())["count"]["num_classes"]
 
 
-@pytest.mark.parametrize("option", [("--steps", "5"), ("--finetune",)])
-def test_nothing_learns_from_no_label(capsys, photos, tmp_path, option):
-    message = refused(capsys, "discover", "--unlabeled", photos / "pile", *option, *FAST, "--out", tmp_path / "run")
-    assert f"{option[0]} learns from labels, and no photo has one" in message
+def test_steps_learn_nothing_from_no_label(capsys, photos, tmp_path):
+    message = refused(
+        capsys, "discover", "--unlabeled", photos / "pile", "--steps", 5, *FAST, "--out", tmp_path / "run"
+    )
+    assert "--steps learns from labels, and no photo has one" in message
     assert not (tmp_path / "run").exists()
+
+
+def test_an_encoder_learns_from_photos_without_a_label(capsys, photos, tmp_path, monkeypatch):
+    monkeypatch.setattr("opencon.photos.finetune.STEPS", 1)
+    asked = ("--unlabeled", photos / "pile", "--novel", 4, "--finetune", *FAST)
+    told = works(capsys, "discover", *asked, "--out", tmp_path / "run").out
+    assert "the encoder's last stages learn too" in told
+    assert {row["kind"] for row in rows_of(tmp_path / "run")} <= {"new", ""}
+    works(capsys, "predict", tmp_path / "run", photos / "pile", "--device", "cpu")
 
 
 def test_a_class_whose_photos_are_all_broken(capsys, photos, tmp_path):

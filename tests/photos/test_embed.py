@@ -70,6 +70,16 @@ def test_files_are_embedded_as_a_discovery_embeds_them(photos, tmp_path, extract
     assert isinstance(embedded.rows(0), np.memmap)  # not read before it is used
 
 
+def test_processes_decode_the_same(photos, tmp_path, extractor, monkeypatch):
+    monkeypatch.setattr(embed, "usable_cores", lambda: 2)
+    for how in ("threads", "processes"):
+        work(make_plan(str(photos), extractor, tmp_path / how, size=8), extractor, decode_in=how)
+    one, other = (Embedded.open(tmp_path / how) for how in ("threads", "processes"))
+    assert [one.records(k) for k in range(3)] == [other.records(k) for k in range(3)]
+    assert len(one.problems) == 2
+    assert np.array_equal(one.all_rows(), other.all_rows())
+
+
 def test_a_table_brings_labels(photos, tmp_path, extractor):
     table = tmp_path / "table.csv"
     table.write_text("path,label\nphotos/0/00.png,cat\nphotos/1/01.png,\nphotos/nowhere.png,dog\n")

@@ -11,7 +11,7 @@ from opencon.encoders.pretrained import open_encoder
 from opencon.errors import ConfigError
 from opencon.photos import finetune as finetuning
 from opencon.photos.features import FeatureSettings
-from opencon.photos.finetune import check_finetune, finetune
+from opencon.photos.finetune import check_finetune, finetune, fingerprint_of
 from opencon.training.run_folder import RunFolder
 from tests.small_model import make_run
 
@@ -95,6 +95,34 @@ def test_it_starts_from_the_classes_there_are(photos, out, tmp_path, asked):
     torch.testing.assert_close(bank.z, z)
     assert torch.equal(bank.labels, asked["labels"])
     assert (asked["steps"], asked["seed"]) == (7, 0)
+
+
+def test_the_encoder_that_is_kept_is_the_average(photos, out, monkeypatch):
+    """After one step the average has gone 9 of 11 parts of the way, as its warm-up says."""
+
+    def one_step(method, images, labels, **how):
+        with torch.no_grad():
+            method.embedder.encoder.last.conv.weight.add_(1.0)
+        method.twin.update()
+
+    monkeypatch.setattr(finetuning, "short_run", one_step)
+    finetune(*photos, FeatureSettings(image_size=32), num_classes=3, out=out, device=CPU)
+    name = "last.conv.weight"
+    start, kept = (
+        open_encoder("efficientnet_lite0", 32).net.state_dict()[name],
+        load_file(out.path / "encoder.safetensors"),
+    )
+    torch.testing.assert_close(kept[name], start + 9 / 11)
+
+
+def test_a_stopped_run_is_known_by_its_photos_labels_and_classes(photos, out, asked):
+    paths, labels, classes = photos
+    finetune(*photos, FeatureSettings(image_size=32), num_classes=3, out=out, device=CPU)
+    images = read_images(paths, 32)[0]
+    own = torch.where(labels >= 0, labels, classes)
+    assert fingerprint_of(images, labels, own) in asked["identity"]
+    others = [(images.flip(0), labels, own), (images, labels.flip(0), own), (images, labels, own.flip(0))]
+    assert len({fingerprint_of(*each) for each in [(images, labels, own), *others]}) == 4
 
 
 def test_what_the_user_says_counts_more_than_a_prediction(photos, out, tmp_path, asked):

@@ -2,14 +2,17 @@
 
 import csv
 import json
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 
+import opencon.photos.group
 from opencon.errors import ConfigError, RunError
 from opencon.openworld.fit import OpenWorldConfig
 from opencon.photos.embed import PIECES, PLAN, SHARDS, Embedded
 from opencon.photos.group import draw_sample, group
+from opencon.processes import FEWEST_CORES, Processes
 from tests.test_cli import works
 
 CONFIG = OpenWorldConfig(num_novel=2)
@@ -34,7 +37,9 @@ def features(tmp_path):
         np.save(folder / SHARDS / f"{k:05}.npy", rows[part])
         (folder / SHARDS / f"{k:05}.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
         sizes = {kind: (folder / SHARDS / f"{k:05}.{kind}").stat().st_size for kind in ("npy", "jsonl")}
-        (folder / SHARDS / f"{k:05}.done").write_text(json.dumps({"bytes": sizes, "sha256": {}}))
+        (folder / SHARDS / f"{k:05}.done").write_text(
+            json.dumps({"photos": len(records), "readable": len(part), "bytes": sizes, "sha256": {}})
+        )
         lines.append(json.dumps(["files", "", [r["name"] for r in records], [], 0]) + "\n")
     (folder / PIECES).write_text("".join(lines))
     (folder / PLAN).write_text(json.dumps({"shards": 5, "features": 24}))
@@ -67,7 +72,8 @@ def test_every_photo_is_assigned_and_counted_whatever_the_sample(features, tmp_p
 
 def test_a_sample_has_every_class_and_is_what_the_seed_says(features):
     embedded = Embedded.open(features)
-    one, same, other = (draw_sample(embedded, 40, seed) for seed in (0, 0, 1))
+    with ThreadPoolExecutor(1) as thread:
+        one, same, other = (draw_sample(embedded, 40, seed, thread) for seed in (0, 0, 1))
     assert len(one.x) == 40
     assert set(one.labels.tolist()) == {-1, 0, 1}
     assert int((one.labels >= 0).sum()) <= 21
@@ -90,6 +96,17 @@ def test_a_stopped_run_goes_on(features, tmp_path):
     assert group(features, out, CONFIG, sample=400) == whole
     assert (out / "model.safetensors").stat().st_mtime_ns == before
     assert read(out) == read(tmp_path / "whole")
+
+
+def test_processes_write_the_same_tables(features, tmp_path, monkeypatch):
+    one = group(features, tmp_path / "one", CONFIG, sample=400)
+    monkeypatch.setattr(opencon.photos.group, "MANY", 900)
+    monkeypatch.setattr(opencon.photos.group, "usable_cores", lambda: FEWEST_CORES)
+    started = []
+    monkeypatch.setattr(opencon.photos.group, "Processes", lambda n: started.append(n) or Processes(2))
+    assert group(features, tmp_path / "two", CONFIG, sample=400) == one
+    assert read(tmp_path / "two") == read(tmp_path / "one")
+    assert started == [FEWEST_CORES]
 
 
 def test_other_settings_and_damage_are_said(features, tmp_path):

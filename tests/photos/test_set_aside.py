@@ -102,8 +102,28 @@ def test_what_does_not_count_is_judged_all_the_same():
     assert torch.equal(fitted.prediction.classes, truth)
     torch.testing.assert_close(fitted.z, fitted.model.embed(x))
     assert fitted.near.shape == (120, 5)
+    assert (fitted.near == truth[:, None]).all()
     assert fitted.prediction.unlike_everything[60]
     assert fitted.prediction.p.shape == (120, 3)
+
+
+def test_few_photos_and_a_twin_have_as_many_neighbors_each():
+    x, labels, _ = problem((3, 2), num_seen=1, num_labeled=1)
+    aside = SetAside(torch.tensor([-1, -1, 1, -1, -1]), torch.zeros(5, dtype=torch.bool))
+    fitted = fit_those_that_count(
+        x, aside, lambda rows: fit_features(x[rows], labels[rows], OpenWorldConfig(num_novel=1))
+    )
+    assert fitted.near.shape == (5, 3)
+
+
+def test_what_the_user_labeled_shows_something(tmp_path):
+    paths = saved(tmp_path, [Image.new("RGB", (96, 72)), Image.new("RGB", (96, 72), "white"), scene(0), scene(1)])
+    assert find(rows_of(0, 1, 2, 3), paths, torch.tensor([0, -1, -1, -1]), 1).is_nothing.tolist() == [
+        False,
+        True,
+        False,
+        False,
+    ]
 
 
 def test_where_all_count_the_fit_is_as_it_is():

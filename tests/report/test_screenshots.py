@@ -307,3 +307,14 @@ def test_without_scripts_the_outcome_can_still_be_read(visit):
     assert "50 photos: " in text
     assert "Galleries and map need JavaScript" in text
     assert "opencon predict run/ more/" in text
+
+
+def test_two_groups_with_the_same_guess_do_not_become_one(visit):
+    data = report_data()
+    rows = [
+        replace(row, looks_like="lake, 62%") if str(row.predicted)[:4] == "new-" else row for row in data.table.rows
+    ]
+    page = visit(replace(data, table=replace(data.table, rows=tuple(rows))))
+    page.get_by_role("button", name="Take all guesses").click()
+    fields = page.get_by_role("textbox").all()
+    assert [field.input_value() for field in fields if field.input_value()] == ["lake", "lake 2"]

@@ -5,6 +5,7 @@ import torch
 
 from opencon.methods import FeatureBank, Method, StepOutput
 from opencon.training import short_run as module
+from opencon.training.run_folder import RunFolder
 from opencon.training.short_run import short_run
 from tests.methods.toys import TASK, ExactEmbedder
 
@@ -120,3 +121,23 @@ def test_the_seed_decides_images_and_views():
     assert torch.equal(a.batches[0].views[0], b.batches[0].views[0])
     assert not torch.equal(a.batches[0].rows, c.batches[0].rows)
     assert not torch.equal(a.batches[0].views[0], a.batches[0].views[1])
+
+
+def test_a_stopped_run_goes_on_with_its_history_and_one_of_another_kind_starts_over(tmp_path):
+    def stop(done, total):
+        if done == 6:
+            raise KeyboardInterrupt
+
+    def stopped(name):
+        folder = RunFolder(tmp_path / name)
+        folder.path.mkdir()
+        with pytest.raises(KeyboardInterrupt):
+            ran(100, 200, steps=9, kept=folder, identity="mine", progress=stop)
+        return folder
+
+    _, whole = ran(100, 200, steps=9)
+    again, history = ran(100, 200, steps=9, kept=stopped("same"), identity="mine")
+    assert len(again.batches) == 3
+    assert history == whole
+    other, _ = ran(100, 200, steps=9, kept=stopped("other"), identity="another")
+    assert len(other.batches) == 9

@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, get_args
 
 import typer
 from rich.table import Table
@@ -29,18 +29,24 @@ def embed(
     size: Size = None,
     shard: Annotated[int, typer.Option("--shard", help="Photos in a shard of files.")] = 1024,
     workers: Annotated[int, typer.Option("--workers", help="Processes on this machine.")] = 1,
+    decode: Annotated[
+        str, typer.Option("--decode", help="Who decodes: threads, processes, or auto (what is faster).")
+    ] = "auto",
     device: Device = "auto",
 ) -> None:
     """Compute the features of photos in shards. The same command goes on where it was stopped.
 
     Any number of workers may work into one folder: more --workers, the command again on other machines, an array job.
     """
+    from opencon.data.decoders import DecodeIn
     from opencon.photos.embed import Embedded, make_plan, work
     from opencon.photos.features import Extractor, FeatureSettings
     from opencon.runtime import pick_device
 
     if shard < 1 or workers < 1:
         raise ConfigError(f"--shard {shard} and --workers {workers} must be at least 1.")
+    if decode not in get_args(DecodeIn):
+        raise ConfigError(f"--decode {decode} must be one of {', '.join(get_args(DecodeIn))}.")
     where = pick_device(device)
     extractor = Extractor.open(FeatureSettings(encoder=encoder, image_size=size), where)
     plan = make_plan(source, extractor, out, size=shard)
@@ -56,12 +62,11 @@ def embed(
     with resumable("The same command goes on with the shards that are left."):
         if workers > 1:
             del extractor
-            _start_workers(
-                workers, [source, "--out", str(out), "--encoder", encoder, "--shard", str(shard)], size, device
-            )
+            words = [source, "--out", str(out), "--encoder", encoder, "--shard", str(shard), "--decode", decode]
+            _start_workers(workers, words, size, device)
         else:
             with bars() as progress:
-                work(plan, extractor, lambda done, total: progress("looking", done, total))
+                work(plan, extractor, lambda done, total: progress("looking", done, total), decode_in=decode)  # type: ignore[arg-type]
     left = sum(not plan.is_done(number) for number in range(plan.num_shards))
     if left:
         console.print(f"{left} of {plan.num_shards} shards are left to other workers, or to the same command again.")
@@ -82,6 +87,7 @@ def group(
     novel: Annotated[str, typer.Option("--novel", help="How many new groups: auto, or a number.")] = "auto",
     sample: Annotated[int, typer.Option("--sample", help="Photos that are fitted, at most.")] = 50_000,
     seed: Seed = 0,
+    device: Device = "auto",
 ) -> None:
     """Fit classes and new groups to a sample of the photos, then assign all of them, shard by shard.
 
@@ -89,12 +95,13 @@ def group(
     """
     from opencon.api import discover_config
     from opencon.photos.group import group as group_photos
+    from opencon.runtime import pick_device
 
     config = discover_config(
         novel=novel, encoder="efficientnet_lite0", size=None, steps=0, views=None, finetune=False, seed=seed
     ).fit
     with resumable("The same command goes on with the shards that are left."), bars() as progress:
-        result = group_photos(features, out, config, sample=sample, progress=progress)
+        result = group_photos(features, out, config, sample=sample, device=pick_device(device), progress=progress)
     table = Table("", "photos", "", title="Where the photos went", title_justify="left")
     for row in result["groups"]:
         table.add_row(row["name"], f"{row['size']:,}", "new group" if row["kind"] == "new" else "you named it")

@@ -94,7 +94,7 @@ def discover(
     size: Size = None,
     steps: Annotated[int, typer.Option("--steps", help="Train a head on the features first; gains little.")] = 0,
     views: Views = None,
-    finetune: Annotated[bool, typer.Option("--finetune", help="Train the encoder's last stage too (GPU).")] = False,
+    finetune: Annotated[bool, typer.Option("--finetune", help="Train the encoder's last stages too (GPU).")] = False,
     seed: Seed = 0,
     device: Device = "auto",
     cache: Cache = CACHE,

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
 from opencon.cli.base import (
     Device,
@@ -53,6 +54,10 @@ Truth = Annotated[
     str | None, typer.Option("--truth", help="Their classes, to measure with: folders (its sub-folders), or a table.")
 ]
 Test = Annotated[str | None, typer.Option("--test", help="Held-out images with classes: a folder, or a list.")]
+
+Columns = Annotated[
+    str | None, typer.Option("--columns", help="Measures to show, separated by commas; a wrong one lists all.")
+]
 
 WIDE = 150  # columns of a terminal in which the whole training bar fits
 FIRST = (
@@ -141,11 +146,17 @@ def train(
     run(chosen, out, device, download, loggers(log, tensorboard), dry_run)
 
 
-@app.command(short_help="Train an encoder without labels (SimCLR).")
+@app.command(short_help="Train an encoder without labels.")
 def pretrain(
     recipe: Annotated[str, typer.Argument(help="A data set, such as cifar100.")],
+    method: Annotated[
+        str | None, typer.Option("--method", help="A method that needs no labels; default: simclr.")
+    ] = None,
     out: Out = None,
     settings: Settings = None,
+    weights: Annotated[
+        str | None, typer.Option("--weights", help="File with encoder weights to go on from, or installed.")
+    ] = None,
     data: DataRoot = None,
     unlabeled: Unlabeled = None,
     seed: Seed = None,
@@ -156,16 +167,23 @@ def pretrain(
     imports: Imports = None,
     dry_run: DryRun = False,
 ) -> None:
-    """Train an encoder without labels (SimCLR). `train --weights` takes the encoder.safetensors that it writes."""
+    """Train an encoder without labels. `train --weights` takes the encoder.safetensors that it writes."""
     from opencon.api import configure
     from opencon.experiments.recipes import get_recipe
+    from opencon.methods import METHODS
 
-    name = recipe.removeprefix("simclr/")
-    if "/" in name:
-        raise ConfigError(f"pretrain takes a data set, not the recipe {recipe!r}. Use: pretrain {name.split('/')[-1]}")
     import_plugins(imports)
-    config = configure(get_recipe(name, method="simclr"), settings, data=data, unlabeled=unlabeled, seed=seed)
-    folder = out or Path("runs") / f"simclr-{name}"
+    before, _, name = recipe.rpartition("/")
+    free = [known for known in METHODS.names() if not METHODS[known].config.uses_labels]
+    if before and (before not in free or method not in (None, before)):
+        raise ConfigError(f"pretrain takes a data set, not the recipe {recipe!r}. Use: pretrain {name}")
+    chosen = method or before or "simclr"
+    if METHODS[chosen].config.uses_labels:  # an unknown name raises with a hint
+        raise ConfigError(f"--method {chosen} learns from labels. Pre-training uses none: {', '.join(free)}.")
+    config = configure(
+        get_recipe(name, method=chosen), settings, data=data, weights=weights, unlabeled=unlabeled, seed=seed
+    )
+    folder = out or Path("runs") / f"{chosen}-{name}"
     run(config, folder, device, download, loggers(log, tensorboard), dry_run)
     if not dry_run:
         console.print(f"Encoder: {folder / 'encoder.safetensors'}", soft_wrap=True)
@@ -177,12 +195,17 @@ def compare(
     form: Annotated[
         str | None, typer.Option("--format", help="table, markdown, csv, latex or json; default: by --out.")
     ] = None,
+    columns: Columns = None,
     out: Annotated[Path | None, typer.Option("--out", help="Write it to this file instead.")] = None,
     imports: Imports = None,
 ) -> None:
-    """Runs side by side: mean and standard deviation over seeds, seconds per epoch, and the published numbers."""
+    """Runs side by side: mean and standard deviation over seeds, seconds per epoch, and the published numbers.
+
+    The best of each column is bold. With three seeds or more in common, p is that of a paired t-test of the first column
+    against the first row.
+    """
     from opencon.api import compare as compare_runs
-    from opencon.experiments.compare import FORMATS, SUFFIXES, render
+    from opencon.experiments.compare import FORMATS, SCORES, SUFFIXES, check_sections, render
 
     form = form or (SUFFIXES.get(out.suffix, "markdown") if out is not None else "table")
     if form not in FORMATS:
@@ -190,10 +213,11 @@ def compare(
     import_plugins(imports)
     comparison = compare_runs(runs)
     sections = comparison.sections
+    wanted = [word.strip() for word in columns.split(",")] if columns else list(SCORES)
     for line in comparison.left_out:
         errors.print(f"opencon: {line}")
     if form != "table" or out is not None:
-        text = render(sections, "markdown" if form == "table" else form)
+        text = render(sections, "markdown" if form == "table" else form, wanted)
         if out is None:
             sys.stdout.write(text)
             return
@@ -203,13 +227,14 @@ def compare(
             raise ConfigError(f"cannot write --out {out} ({err.strerror}).") from err
         console.print(f"Wrote {out}", soft_wrap=True)
         return
+    check_sections(sections, wanted)
     for section in sections:
-        heads, rows = section.cells()
+        heads, rows, best = section.cells(wanted)
         table = Table(title=section.title, title_justify="left", box=None, padding=(0, 1, 0, 0))
         for head in heads:
             table.add_column(head, no_wrap=head != "method", overflow="fold")
-        for row in rows:
-            table.add_row(*row)
+        for i, row in enumerate(rows):
+            table.add_row(*(Text(cell, "bold" if (i, j) in best else "") for j, cell in enumerate(row)))
         console.print(table)
 
 
@@ -230,9 +255,7 @@ def sweep(
     also: Annotated[
         str, typer.Option("--also", help="Further measures, separated by commas: novelty, count:tree, ...")
     ] = "",
-    columns: Annotated[
-        str | None, typer.Option("--columns", help="Measures to show, separated by commas; a wrong one lists all.")
-    ] = None,
+    columns: Columns = None,
     form: Annotated[str, typer.Option("--format", help="table, markdown, csv, latex or json.")] = "table",
     plot: Annotated[Path | None, typer.Option("--plot", help="Also draw lines or bars to this PNG.")] = None,
     at_once: Annotated[int, typer.Option("--at-once", help="Processes that share the work.")] = 1,
@@ -296,12 +319,13 @@ def run_sweep(one: Sweep, device: str, *, at_once: int, minutes: float | None, k
 
 def show_sweep(one: Sweep, columns: str | None, form: str, plot: Path | None) -> None:
     """The table of a sweep, its picture, and what is left of it."""
-    from opencon.experiments.sweep_table import DEFAULT, cells_of, check_columns, render, rows_of
+    from opencon.experiments.measures import check_columns
+    from opencon.experiments.sweep_table import DEFAULT, cells_of, render, rows_of
     from opencon.experiments.sweep_table import plot as draw
 
     rows = rows_of(one)
     wanted = [word.strip() for word in columns.split(",")] if columns else list(DEFAULT)
-    check_columns(rows, wanted if columns else [])
+    check_columns((record for row in rows for record in row.done), wanted if columns else [])
     if form == "table":
         heads, lines, _ = cells_of(rows, wanted)
         title = f"{one.folder}: mean ± standard deviation over seeds"

@@ -101,13 +101,15 @@ def draw(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders on the same data.")],
     out: Annotated[Path, typer.Option("--out", help="Folder for the pictures.")] = Path("figures"),
     classes: Annotated[int, typer.Option("--classes", help="How many classes are shown: 10 or 20.")] = 10,
+    data: DataRoot = None,
+    device: Device = "auto",
     imports: Imports = None,
 ) -> None:
     """Draw the embeddings and the confusion matrices of runs side by side, each as one PNG."""
     from opencon.api import draw as draw_runs
 
     import_plugins(imports)
-    for path in draw_runs(runs, out, classes=classes):
+    for path in draw_runs(runs, out, classes=classes, data=data, device=device):
         console.print(f"Wrote {path}", soft_wrap=True)
 
 

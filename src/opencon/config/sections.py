@@ -33,6 +33,7 @@ class DataConfig:
     image_size: int | None = None  # side in pixels at which photos are stored; digits and CIFAR have their own
     # Photos in files: images that take more than this (1e9 bytes) are read from their files while training; 0: always.
     memory_gb: float | None = None  # None: half of the memory of the machine or of its GPU, whichever is smaller
+    decode: Literal["auto", "threads", "processes"] = "auto"  # who decodes them then; auto: processes where they pay
 
     def __post_init__(self) -> None:
         size, gb = self.image_size, self.memory_gb
@@ -234,10 +235,6 @@ class GroupConfig:
             f"train.groups: the rule for {', '.join(self.match)} changes nothing. Give it lr or weight_decay.",
         )
 
-    def corrects(self, is_counted: bool) -> bool:
-        """Whether it changes the number of classes while it trains; `is_counted`: the number is an estimate."""
-        return False
-
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
@@ -312,8 +309,11 @@ class EvalConfig:
     average: float = 0.0  # judge weights averaged with this momentum; 0: the weights as they are
     fresh_norms: bool = False  # averaged weights measure their batch norms anew, on plain training images
     mirror: bool = False  # an image is embedded together with its mirror image
+    size: int | None = None  # side in pixels at which images are judged; None: that of a full view
 
     def __post_init__(self) -> None:
+        size = self.size
+        require(size is None or 8 <= size <= LARGEST_SIDE, f"eval.size = {shown(size)} must lie {SIDES}.")
         require(self.every >= 1, f"eval.every = {self.every} must be at least 1.")
         require(0 <= self.average < 1, f"eval.average = {self.average} must lie in [0, 1).")
         hint = "eval.fresh_norms needs averaged weights. Set eval.average, to 0.999 for example."

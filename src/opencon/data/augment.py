@@ -135,7 +135,8 @@ class Augment:
         x = (self.by_kernel if self.has_kernel(images, params) else self.plain)(images, params)
         if params.rand_operations is None or params.rand_signs is None:
             return x
-        return rand_augment(x, params.rand_operations, params.rand_signs, self.config.rand_magnitude)
+        magnitude, in_groups = self.config.rand_magnitude, not x.is_cuda
+        return rand_augment(x, params.rand_operations, params.rand_signs, magnitude, in_groups=in_groups)
 
     def by_kernel(self, images: Tensor, params: ViewParams) -> Tensor:
         """`apply` but for RandAugment in one Triton kernel, where `has_kernel` says so."""

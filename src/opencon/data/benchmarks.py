@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from opencon.config import DataConfig
+from opencon.data.cifar_images import CifarImages
 from opencon.data.given import list_files
 from opencon.data.sources import ImageSet, from_arrays, load_listing
 from opencon.errors import ConfigError, DataError
@@ -220,13 +221,19 @@ CIFAR_FILES = {
 
 
 def _inspect_cifar(config: DataConfig, info: DatasetInfo, download: bool) -> DatasetInfo:
+    root = data_root(config)
+    if images := _cifar_images(root, info):
+        return replace(info, num_train=images.sizes[0], num_test=images.sizes[1], class_names=images.class_names)
     if not download:
-        _find_cifar(data_root(config), info.name)
+        _find_cifar(root, info.name)
     return info
 
 
 def _load_cifar(config: DataConfig, info: DatasetInfo, download: bool) -> Dataset:
     root, files = data_root(config), CIFAR_FILES[info.name]
+    if images := _cifar_images(root, info):
+        train, test = images.load(info.image_size)
+        return Dataset(replace(info, num_train=len(train), num_test=len(test)), train, test)
     try:
         path = _find_cifar(root, info.name)
     except DataError:
@@ -248,19 +255,33 @@ def _load_cifar(config: DataConfig, info: DatasetInfo, download: bool) -> Datase
     return Dataset(info, images_of(files.train), images_of(files.test))
 
 
-def _find_cifar(root: Path, name: str) -> Path:
+def _cifar_images(root: Path, info: DatasetInfo) -> CifarImages | None:
+    """The images as image files, where the official files are not there."""
+    if _official_cifar(root, info.name) is not None:
+        return None
+    return CifarImages.find(root, info.name, info.num_classes)
+
+
+def _official_cifar(root: Path, name: str) -> Path | None:
     """The unpacked folder (inside `root`, or `root` itself), or the archive."""
     files = CIFAR_FILES[name]
     for folder in (root / files.folder, root):
         if all((folder / member).is_file() for member in files.members):
             return folder
-    if (root / files.archive).is_file():
-        return root / files.archive
+    return root / files.archive if (root / files.archive).is_file() else None
+
+
+def _find_cifar(root: Path, name: str) -> Path:
+    """The official files, or a DataError that says where they were looked for."""
+    if (path := _official_cifar(root, name)) is not None:
+        return path
+    files = CIFAR_FILES[name]
     lost = [m for m in files.members if not (root / files.folder / m).is_file()]
     some = f" ({', '.join(lost)} missing there)" if (root / files.folder).is_dir() else ""
     raise DataError(
         f"{name} is not there: looked for {root / files.archive} and the unpacked folder {root / files.folder}{some}. "
-        f"Put one of them there, point data.root to where it is, or add --download to fetch it."
+        f"Put one of them there, or the images themselves in folders train/CLASS and test/CLASS, point data.root to where "
+        f"it is, or add --download to fetch it."
     )
 
 
@@ -345,7 +366,7 @@ def _cifar_info(
     name: str, title: str, num_classes: int, mean: tuple[float, ...], std: tuple[float, ...]
 ) -> DatasetInfo:
     files = CIFAR_FILES[name]
-    needs = f"{files.archive} or its unpacked folder {files.folder}; --download fetches it"
+    needs = f"{files.archive}, its unpacked folder {files.folder}, or train/CLASS and test/CLASS; --download fetches it"
     return DatasetInfo(name, title, num_classes, 50_000, 10_000, 32, 3, needs, mean, std)
 
 
@@ -381,8 +402,8 @@ def _inspect_files(config: DataConfig, info: DatasetInfo, download: bool) -> Dat
 
 def _load_files(config: DataConfig, info: DatasetInfo, download: bool) -> Dataset:
     listed, listed_test = list_files(config)
-    train = load_listing(listed, info.image_size, config.memory_gb)
-    test = load_listing(listed_test, info.image_size, memory_gb=0) if listed_test is not None else None
+    train = load_listing(listed, info.image_size, config.memory_gb, config.decode)
+    test = load_listing(listed_test, info.image_size, 0, config.decode) if listed_test is not None else None
     return Dataset(replace(info, num_train=len(train), num_test=len(test) if test is not None else 0), train, test)
 
 

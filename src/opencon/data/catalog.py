@@ -45,9 +45,9 @@ def _add(layout: Layout, title: str, counts: tuple[int, int, int], parts: Callab
 
     def load(config: DataConfig, info: DatasetInfo, download: bool) -> Dataset:
         listed, listed_test = parts(data_root(config))
-        train = load_listing(listed, info.image_size, config.memory_gb)
+        train = load_listing(listed, info.image_size, config.memory_gb, config.decode)
         # Test images stay in their files until they are needed: most runs never need them.
-        test = load_listing(listed_test, info.image_size, memory_gb=0) if listed_test else None
+        test = load_listing(listed_test, info.image_size, 0, config.decode) if listed_test else None
         return Dataset(replace(info, num_train=len(train), num_test=len(test) if test else 0), train, test)
 
     needs = f"{layout.expected}; from {layout.source}"

@@ -2,15 +2,17 @@
 
 Letters: B images in a batch, S side in pixels, N operations in a row.
 
-Images are float, (B, 3, S, S) or (B, 1, S, S), in [0, 1], and stay there. Each image has its own operations; all shapes are
-fixed. The five that move pixels are one resampling, the three that blend with gray one blend, and so on: an image for which
-none of them is due passes through unchanged. Strengths are those of torchvision's RandAugment, at M of 30; pixels are
-resampled bilinearly here, black outside.
+Images are float, (B, 3, S, S) or (B, 1, S, S), in [0, 1], and stay there. Each image has its own operations. The five that
+move pixels are one change, the three that blend with gray another, and so on: an image for which none of them is due passes
+through unchanged. So every image can go through every change, with fixed shapes, as a recorded step needs it; or each goes
+through its own alone, in groups, which gives the same pixels. Strengths are those of torchvision's RandAugment, at M of 30;
+pixels are resampled bilinearly here, black outside.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -42,7 +44,7 @@ SHEAR, TRANSLATE, TURN, FACTOR, BITS = 0.3, 150 / 331, math.radians(30.0), 0.9, 
 MOST = 30.0  # M at full strength
 
 
-def rand_augment(x: Tensor, operations: Tensor, signs: Tensor, magnitude: float) -> Tensor:
+def rand_augment(x: Tensor, operations: Tensor, signs: Tensor, magnitude: float, *, in_groups: bool = False) -> Tensor:
     """Every image through its N operations.
 
     Args:
@@ -50,34 +52,73 @@ def rand_augment(x: Tensor, operations: Tensor, signs: Tensor, magnitude: float)
         operations: (B, N), 0 to 13.
         signs: (B, N), 1 or -1: the direction of a move, or whether a factor is above or below 1.
         magnitude: M, of at most 30.
+        in_groups: images go through what is due for them alone. The host looks at the numbers, and shapes depend on them:
+            much less work, for a CPU.
     """
     strength = magnitude / MOST
-    for turn in range(operations.shape[1]):
-        x = _turn(x, operations[:, turn], signs[:, turn], strength)
+    if in_groups:
+        x = x.clone()
+    for operation, sign in zip(operations.unbind(1), signs.unbind(1), strict=True):
+        for kinds, change in CHANGES.items():
+            if not in_groups:
+                x = change(x, operation, sign, strength)
+                continue
+            rows = ((operation >= kinds[0]) & (operation <= kinds[-1])).nonzero()[:, 0]
+            if len(rows):
+                x.index_copy_(0, rows, change(x[rows], operation[rows], sign[rows], strength))
     return x
 
 
-def _turn(x: Tensor, operation: Tensor, sign: Tensor, strength: float) -> Tensor:
-    """One operation for each image."""
+def _due(operation: Tensor, kind: int, value: Tensor | float, rest: float) -> Tensor:
+    """(B, 1, 1): `value` for the images whose operation is of this kind."""
+    return torch.where(operation == kind, value, rest)[:, None, None]
+
+
+def _moved(x: Tensor, operation: Tensor, sign: Tensor, strength: float) -> Tensor:
     is_moved = (operation >= SHEAR_X) & (operation <= ROTATE)
-    x = choose(is_moved, move(x, operation, sign * strength), x)
+    return choose(is_moved, move(x, operation, sign * strength), x)
 
-    def due(kind: int, value: Tensor | float, rest: float) -> Tensor:
-        """(B, 1, 1): `value` for the images whose operation is of this kind."""
-        return torch.where(operation == kind, value, rest)[:, None, None]
 
-    more = -sign * FACTOR * strength  # 1 minus the factor
-    of_mean, of_gray = due(CONTRAST, more, 0.0), due(COLOR, more, 0.0)
-    keep = 1.0 - of_mean - of_gray - due(BRIGHTNESS, more, 0.0)
-    x = torch.stack(blend(x.unbind(1), keep, of_mean, of_gray), dim=1)
-    x = sharpen(x, due(SHARPNESS, more, 0.0)[:, None])
-    above = due(SOLARIZE, 1.0 - strength, 2.0)[:, None]
-    x = torch.where(x >= above, 1.0 - x, x)
+def _blended(x: Tensor, operation: Tensor, sign: Tensor, strength: float) -> Tensor:
+    less = -sign * FACTOR * strength  # 1 minus the factor
+    of_black, of_gray, of_mean = (_due(operation, kind, less, 0.0) for kind in (BRIGHTNESS, COLOR, CONTRAST))
+    keep = 1.0 - of_mean - of_gray - of_black
+    return torch.stack(blend(x.unbind(1), keep, of_mean, of_gray), dim=1)
+
+
+def _sharpened(x: Tensor, operation: Tensor, sign: Tensor, strength: float) -> Tensor:
+    return sharpen(x, _due(operation, SHARPNESS, -sign * FACTOR * strength, 0.0)[:, None])
+
+
+def _solarized(x: Tensor, operation: Tensor, sign: Tensor, strength: float) -> Tensor:
+    above = _due(operation, SOLARIZE, 1.0 - strength, 2.0)[:, None]
+    return torch.where(x >= above, 1.0 - x, x)
+
+
+def _posterized(x: Tensor, operation: Tensor, sign: Tensor, strength: float) -> Tensor:
     level = (x * (LEVELS - 1)).round()
     step = 2.0 ** round(BITS * strength)
-    x = choose(operation == POSTERIZE, (level / step).floor() * step / (LEVELS - 1), x)
-    x = choose(operation == AUTO_CONTRAST, auto_contrast(x), x)
+    return choose(operation == POSTERIZE, (level / step).floor() * step / (LEVELS - 1), x)
+
+
+def _stretched(x: Tensor, operation: Tensor, sign: Tensor, strength: float) -> Tensor:
+    return choose(operation == AUTO_CONTRAST, auto_contrast(x), x)
+
+
+def _equalized(x: Tensor, operation: Tensor, sign: Tensor, strength: float) -> Tensor:
     return choose(operation == EQUALIZE, equalize(x), x)
+
+
+# The operations of each change, from the first to the last; it leaves the other images as they are.
+CHANGES: dict[range, Callable[[Tensor, Tensor, Tensor, float], Tensor]] = {
+    range(SHEAR_X, ROTATE + 1): _moved,
+    range(BRIGHTNESS, CONTRAST + 1): _blended,
+    range(SHARPNESS, SHARPNESS + 1): _sharpened,
+    range(SOLARIZE, SOLARIZE + 1): _solarized,
+    range(POSTERIZE, POSTERIZE + 1): _posterized,
+    range(AUTO_CONTRAST, AUTO_CONTRAST + 1): _stretched,
+    range(EQUALIZE, EQUALIZE + 1): _equalized,
+}
 
 
 def move(x: Tensor, operation: Tensor, amount: Tensor) -> Tensor:

@@ -9,14 +9,15 @@ Letters: M images, H height, W width.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import io
 import math
 import os
 import warnings
 from collections import Counter
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -27,9 +28,10 @@ import torch
 from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
+from opencon.data.decoders import PIECE, DecodeIn, Slot
 from opencon.data.listings import HEIC_SUFFIXES, OTHER_SUFFIXES, Listing, printable
 from opencon.data.pixel_budget import BUDGET
-from opencon.data.streaming import PIECE, Images, StreamedImages
+from opencon.data.streaming import Images, StreamedImages
 from opencon.errors import DataError
 from opencon.registry import did_you_mean
 
@@ -161,7 +163,9 @@ def _described(values: Images) -> str:
 # --- files ------------------------------------------------------------------------------------------------------------
 
 
-def load_listing(listing: Listing, image_size: int, memory_gb: float | None = math.inf) -> ImageSet:
+def load_listing(
+    listing: Listing, image_size: int, memory_gb: float | None = math.inf, decode_in: DecodeIn = "auto"
+) -> ImageSet:
     """The images of a listing; files that cannot be read end in `problems`.
 
     They are decoded now or, if they would take more than `memory_gb` (None: `spare_memory_gb`), when they are needed. Then
@@ -172,8 +176,8 @@ def load_listing(listing: Listing, image_size: int, memory_gb: float | None = ma
     if len(paths) * 3 * image_size**2 / 1e9 <= (spare_memory_gb() if memory_gb is None else memory_gb):
         images, kept, problems = read_images(paths, image_size)
     else:
-        kept, problems = _sift(paths, lambda i: _open(paths[i]).close())
-        images = StreamedImages([paths[i] for i in kept], image_size, _decode)
+        kept, problems = _sift(paths)
+        images = StreamedImages([paths[i] for i in kept], image_size, _decode, decode_in=decode_in)
     if not kept:
         raise DataError(f"none of the {len(paths)} images can be read. The first: {problems[0]}")
     classes = torch.tensor([listing.classes[i] for i in kept])
@@ -201,38 +205,69 @@ def spare_memory_gb() -> float:
     return min(sizes) / 2 / 1e9 / int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # ranks on one machine share its memory
 
 
-def read_images(paths: Sequence[Path], image_size: int) -> tuple[Tensor, list[int], tuple[str, ...]]:
+def read_images(
+    paths: Sequence[Path], image_size: int, workers: Executor | None = None
+) -> tuple[Tensor, list[int], tuple[str, ...]]:
     """Decode image files. Returns the images in order, the indices of their paths, and a line for each that failed.
 
     Each is turned upright, made RGB, scaled so that its short side is `image_size`, and cropped to the central square.
+
+    Args:
+        paths: the files.
+        image_size: in pixels.
+        workers: who decodes; None: threads of their own.
     """
-    images = torch.empty(len(paths), 3, image_size, image_size, dtype=torch.uint8)
-
-    def fill(i: int) -> None:
-        images[i] = torch.from_numpy(_decode(paths[i], image_size))
-
-    kept, problems = _sift(paths, fill)
+    with contextlib.ExitStack() as stack:
+        if workers is None:
+            workers = stack.enter_context(ThreadPoolExecutor(DECODE_THREADS))
+        slot = Slot.new((len(paths), 3, image_size, image_size), workers)
+        with _quiet():
+            reasons = [why for piece in slot.fill(workers, decode_or_why, paths) for why in piece.result()]
+    kept, problems = _sifted(paths, reasons)
+    images = slot.pixels
     return images if len(kept) == len(paths) else images[kept], kept, problems
 
 
-def _sift(paths: Sequence[Path], read: Callable[[int], None]) -> tuple[list[int], tuple[str, ...]]:
-    """Read the paths in threads. Returns the indices of those that could be read, and a line for each that could not."""
+def decode_or_why(path: Path, image_size: int) -> npt.NDArray[np.uint8] | str:
+    """One image (3, image_size, image_size), or why it cannot be read, in words that follow its name."""
+    try:
+        return _decode(path, image_size)
+    except Exception as err:  # a damaged file can raise nearly anything inside Pillow's decoders
+        return _why_not(err, path)
 
-    def reason(i: int) -> str | None:
+
+def _sift(paths: Sequence[Path]) -> tuple[list[int], tuple[str, ...]]:
+    """Open the paths in threads. Returns the indices of those that are images, and a line for each that is not."""
+
+    def reason(path: Path) -> str | None:
         try:
-            read(i)
-        except Exception as err:  # a damaged file can raise nearly anything inside Pillow's decoders
-            return _why(err, paths[i].suffix, os.path.exists(paths[i]) and os.path.getsize(paths[i]) == 0)
+            _open(path).close()
+        except Exception as err:  # as in `decode_or_why`
+            return _why_not(err, path)
         return None
 
     def reasons_of_piece(first: int) -> list[str | None]:
-        return [reason(i) for i in range(first, min(first + PIECE, len(paths)))]
+        return [reason(path) for path in paths[first : first + PIECE]]
 
-    with warnings.catch_warnings(), ThreadPoolExecutor(DECODE_THREADS) as pool:
-        warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # MAX_PIXELS decides
+    with _quiet(), ThreadPoolExecutor(DECODE_THREADS) as pool:
         reasons = [why for piece in pool.map(reasons_of_piece, range(0, len(paths), PIECE)) for why in piece]
+    return _sifted(paths, reasons)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # MAX_PIXELS decides
+        yield
+
+
+def _sifted(paths: Sequence[Path], reasons: list[str | None]) -> tuple[list[int], tuple[str, ...]]:
     kept = [i for i, why in enumerate(reasons) if why is None]
     return kept, tuple(f"{printable(path)} {why}" for path, why in zip(paths, reasons, strict=True) if why)
+
+
+def _why_not(err: Exception, path: Path) -> str:
+    return _why(err, path.suffix, os.path.exists(path) and os.path.getsize(path) == 0)
 
 
 def _why(err: Exception, suffix: str, is_empty: bool) -> str:
@@ -267,7 +302,7 @@ def decode_bytes(content: bytes, name: str, size: int) -> npt.NDArray[np.uint8] 
     try:
         with _checked(Image.open(io.BytesIO(content))) as file:
             return _square(file, size)
-    except Exception as err:  # as in `_sift`
+    except Exception as err:  # as in `decode_or_why`
         return _why(err, Path(name).suffix, not content)
 
 

@@ -1,6 +1,6 @@
-"""Images that do not fit in memory: decoded from their files by threads, a few batches ahead of their use.
+"""Images that do not fit in memory: decoded from their files by threads or processes, a few batches ahead of their use.
 
-    files --threads--> slots (host, K of them, in turn) --copy--> one buffer (device) --> the step
+    files --workers--> slots (host, K of them, in turn) --copy--> one buffer (device) --> the step
 
 The step may be a recorded CUDA graph, which reads the same addresses at every replay: hence the one buffer. Nothing is
 overwritten while it is read, for two reasons:
@@ -8,11 +8,11 @@ overwritten while it is read, for two reasons:
 1. The copy into the buffer is queued on the very stream that the steps run on. A stream keeps its order, so copy t waits
    for step t - 1 (which reads the buffer) and step t for copy t. From page-locked memory the copy is asynchronous: the
    host goes on at once.
-2. The threads get a slot again only after the event recorded behind its copy has happened. The host waits for copy t - 1
+2. The workers get a slot again only after the event recorded behind its copy has happened. The host waits for copy t - 1
    when it asks for batch t, that is, after it has queued step t - 1: the device then still has a whole step to do.
-   (Without a GPU the copy has happened when it returns.)
+   (Without a GPU, or from memory that processes share, the copy has happened when it returns.)
 
-Threads touch host memory only, never CUDA, so they may run on while a graph is recorded. A second buffer with a stream of
+Workers touch host memory only, never CUDA, so they may run on while a graph is recorded. A second buffer with a stream of
 its own could hide the copy behind the step. It does not pay: for 512 images of 256 pixels it is 100 MB, about 4 ms at
 25 GB/s, against two seconds of a core for decoding them. benchmarks/worker_path.py measures both.
 
@@ -21,26 +21,22 @@ Letters: M images, B images in a batch, T batches, K slots, S side of an image.
 
 from __future__ import annotations
 
-import os
+import itertools
 import warnings
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from pathlib import Path
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from opencon.data.decoders import DecodeIn, Pixels, Slot, in_processes
 from opencon.data.listings import printable
 from opencon.errors import DataError
-
-Pixels = npt.NDArray[np.uint8]
+from opencon.processes import Processes, usable_cores
 
 SLOTS = 4  # K, ours: one being copied, three being decoded, so that a slow file delays nothing
-PIECE = 8  # images a thread takes at once, ours: handing them out one by one would keep the main thread busy
-GRAY = 128  # replaces a file that fails during a run
 MOST_IN_A_ROW = 256  # files that may fail one after the other, ours: more mean a disk that is gone, not damaged files
 
 
@@ -53,9 +49,10 @@ class StreamedImages:
     Args:
         files: one per image; their headers have been checked before.
         image_size: S.
-        decode: a file and S to (3, S, S); called by several threads at once.
+        decode: a file and S to (3, S, S); called by several threads or processes at once.
         device: where batches are wanted.
-        threads: how many decode; None: one for every core this process may use.
+        threads: how many threads or processes decode; None: one for every core this process may use.
+        decode_in: which of the two; see `decoders.in_processes`.
     """
 
     dtype = torch.uint8
@@ -68,8 +65,11 @@ class StreamedImages:
         *,
         device: torch.device | str = "cpu",
         threads: int | None = None,
+        decode_in: DecodeIn = "auto",
     ) -> None:
         self.files = files
+        self.decode_in = decode_in
+        self._processes: Processes | None = None  # they stay for the next epoch
         self.decode = decode
         self.device = torch.device(device)
         self.threads = threads or usable_cores()
@@ -82,7 +82,17 @@ class StreamedImages:
 
     def to(self, device: torch.device) -> StreamedImages:
         """The same files, for another device."""
-        return StreamedImages(self.files, self.shape[-1], self.decode, device=device, threads=self.threads)
+        return StreamedImages(
+            self.files, self.shape[-1], self.decode, device=device, threads=self.threads, decode_in=self.decode_in
+        )
+
+    def workers(self) -> Executor:
+        """New threads that decode, or the processes."""
+        if not in_processes(self.decode_in, len(self), self.device):
+            return ThreadPoolExecutor(self.threads, thread_name_prefix="decode")
+        if self._processes is None:
+            self._processes = Processes(self.threads)
+        return self._processes
 
     def buffer(self, num_images: int) -> Tensor:
         """An empty buffer for batches on the device: (num_images, 3, S, S)."""
@@ -98,19 +108,18 @@ class StreamedImages:
         """Copy the images of each of T row lists (on the CPU) into `buffer`, in turn, and yield the part that is filled.
 
         Whatever reads a batch must have run, or be queued on the current stream, before the next batch is requested.
-        Close the generator to release the threads; it waits for none of them.
+        Close the generator to release the workers; it waits for none of them.
         """
         is_cuda = buffer.device.type == "cuda"
         num_slots = min(SLOTS, len(rows))
-        slots = [torch.empty(buffer.shape, dtype=self.dtype, pin_memory=is_cuda) for _ in range(num_slots)]
+        workers = self.workers()
+        slots = [Slot.new(buffer.shape, workers, pinned=is_cuda) for _ in range(num_slots)]
         copied = torch.cuda.Event(blocking=True) if is_cuda else None  # type: ignore[no-untyped-call, unused-ignore]
-        pool = ThreadPoolExecutor(self.threads, thread_name_prefix="decode")
         decoding: deque[list[Future[list[str | None]]]] = deque()
 
         def start(t: int) -> None:
-            slot, chosen = slots[t % num_slots].numpy(), rows[t].tolist()
-            starts = range(0, len(chosen), PIECE)
-            decoding.append([pool.submit(self._fill, slot[i : i + PIECE], chosen[i : i + PIECE]) for i in starts])
+            files = [self.files[row] for row in rows[t].tolist()]
+            decoding.append(slots[t % num_slots].fill(workers, self.decode, files))
 
         try:
             for t in range(num_slots):
@@ -123,25 +132,15 @@ class StreamedImages:
                 reasons = [reason for piece in decoding.popleft() for reason in piece.result()]
                 self._report(chosen, reasons)
                 filled = buffer[: len(chosen)]
-                filled.copy_(slots[t % num_slots][: len(chosen)], non_blocking=True)
+                filled.copy_(slots[t % num_slots].pixels[: len(chosen)], non_blocking=True)
                 if copied is not None:
                     copied.record(torch.cuda.current_stream(buffer.device))
                 yield filled
         finally:
-            pool.shutdown(wait=False, cancel_futures=True)
-
-    def _fill(self, slot: Pixels, rows: list[int]) -> list[str | None]:
-        """Decode into `slot` (len(rows), 3, S, S). For each image None, or why it is gray."""
-        reasons: list[str | None] = []
-        for image, row in zip(slot, rows, strict=False):  # the slot may reach beyond a short last batch
-            try:
-                # NumPy, not torch, which would start threads of its own below each of ours.
-                image[...] = self.decode(self.files[row], self.shape[-1])
-                reasons.append(None)
-            except Exception as err:  # a damaged file can raise nearly anything inside Pillow's decoders
-                image[...] = GRAY
-                reasons.append(f"{type(err).__name__}: {err}")
-        return reasons
+            for piece in itertools.chain.from_iterable(decoding):
+                piece.cancel()
+            if workers is not self._processes:
+                workers.shutdown(wait=False, cancel_futures=True)
 
     def _report(self, rows: Tensor, reasons: list[str | None]) -> None:
         if not any(reasons):
@@ -161,9 +160,3 @@ class StreamedImages:
 
 
 Images = Tensor | StreamedImages  # a set of images in memory, or in files
-
-
-def usable_cores() -> int:
-    """Cores that this process may run on; ranks on the same machine share them."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))

@@ -1,4 +1,8 @@
-"""Runs side by side: mean and spread over seeds, as a table in Markdown, CSV, LaTeX or JSON."""
+"""Runs side by side: mean and spread over seeds, as a table in Markdown, CSV, LaTeX or JSON.
+
+The best of each column is bold. Where rows share three seeds or more, p says how likely so large a difference to the first
+row is by chance (`measures.paired_p`).
+"""
 
 from __future__ import annotations
 
@@ -16,9 +20,10 @@ from typing import Any
 from opencon.config import RunConfig, to_dict
 from opencon.data.benchmarks import DATASETS
 from opencon.errors import ConfigError, MissingPluginError, OpenConError, RunError
+from opencon.experiments.measures import best_of, check_columns, paired_p, shown_as, value_of
 from opencon.experiments.recipes import SETTINGS, make_recipe, run_config
 from opencon.methods import METHODS
-from opencon.report.grid import latex, markdown, shown, spread
+from opencon.report.grid import latex, markdown, spread
 from opencon.training.run_folder import RunFolder
 
 if sys.version_info >= (3, 11):
@@ -33,7 +38,15 @@ SUFFIXES = {".md": "markdown", ".csv": "csv", ".tex": "latex", ".json": "json"}
 SEED = "train.seed"
 INCIDENTAL = {"data.root", "train.save_seconds", "train.log_every", "eval.every"}
 # Settings in which a run may differ from a recipe and still be it: another start, another draw, speed.
-UNTOLD = {"encoder.weights", "split.seed", "split.num_classes", "data.memory_gb", "data.root", "eval.protocol"}
+UNTOLD = {
+    "encoder.weights",
+    "split.seed",
+    "split.num_classes",
+    "data.memory_gb",
+    "data.decode",
+    "data.root",
+    "eval.protocol",
+}
 UNTOLD |= {f"train.{key}" for key in ("precision", "compile", "capture", "kernels")}
 WEIGHTS = "encoder.weights"  # another path to weights is the same experiment; no weights is another one
 
@@ -46,6 +59,11 @@ class Run:
     config: RunConfig
     result: Mapping[str, Any]
     seconds_per_epoch: float | None  # median without the first two epochs, in which kernels are compiled
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """What `measures.value_of` takes."""
+        return {"result": self.result, "seconds_per_epoch": self.seconds_per_epoch}
 
     @property
     def experiment(self) -> dict[str, Any]:
@@ -61,11 +79,15 @@ class Row:
     label: str
     published: tuple[float, float, float] | None  # all, novel, seen in percent
 
-    def score(self, key: str) -> tuple[float | None, float | None]:
-        """Mean and standard deviation over the runs, in percent; no deviation for one run, None for both without images."""
-        if any(run.result.get(key) is None for run in self.runs):
-            return None, None
-        return spread([100 * float(run.result[key]) for run in self.runs])
+    def score(self, column: str) -> tuple[float | None, float | None]:
+        """Mean and standard deviation over the runs; no deviation for one run, None for both where one lacks it."""
+        values = list(self.by_seed(column).values())
+        return spread(values) if len(values) == len(self.runs) else (None, None)
+
+    def by_seed(self, column: str) -> dict[int, float]:
+        """The number of each run that has it; shares in percent."""
+        values = {run.config.train.seed: value_of(run.record, column) for run in self.runs}
+        return {seed: value for seed, value in values.items() if value is not None}
 
     @property
     def epochs(self) -> int:
@@ -86,19 +108,32 @@ class Section:
     title: str
     rows: tuple[Row, ...]  # best first
 
-    def cells(self) -> tuple[list[str], list[list[str]]]:
-        """Heads and rows as text."""
-        heads = ["method", *SCORES, "runs", "epochs", "s/epoch"]
+    def p(self, column: str) -> list[float | None]:
+        """How likely so large a difference to the first row is by chance, for each row; None for the first."""
+        first = self.rows[0].by_seed(column)
+        return [None, *(paired_p(first, row.by_seed(column)) for row in self.rows[1:])]
+
+    def cells(self, columns: Sequence[str] = SCORES) -> tuple[list[str], list[list[str]], set[tuple[int, int]]]:
+        """Heads, rows as text, and which cells are the best of their column."""
+        p = self.p(columns[0])
+        has_p = any(chance is not None for chance in p)
+        heads = ["method", *columns, *["p"] * has_p, "runs", "epochs", "s/epoch"]
         has_published = any(row.published for row in self.rows)
         heads += ["published"] if has_published else []  # all / novel / seen
-        lines = []
-        for row in self.rows:
-            line = [row.label, *(shown(*row.score(key)) for key in SCORES), str(len(row.runs)), str(row.epochs)]
+        lines, best = [], set()
+        for j, column in enumerate(columns):
+            means = [row.score(column)[0] for row in self.rows]
+            top = best_of(column, means)
+            best |= {(i, j + 1) for i, mean in enumerate(means) if mean is not None and mean == top}
+        for row, chance in zip(self.rows, p, strict=True):
+            line = [row.label, *(shown_as(column, *row.score(column)) for column in columns)]
+            line += ["" if chance is None else f"{chance:.3f}"] * has_p
+            line += [str(len(row.runs)), str(row.epochs)]
             line.append("" if row.seconds_per_epoch is None else f"{row.seconds_per_epoch:.2f}")
             if has_published:
                 line.append("/".join(f"{value:.1f}" for value in row.published or ()))
             lines.append(line)
-        return heads, lines
+        return heads, lines, best
 
 
 def experiment(config: RunConfig) -> dict[str, Any]:
@@ -163,9 +198,7 @@ def read_run(path: Path) -> Run:
         raise RunError(f"{path / 'config.json'} is not the configuration of a run: {err}") from err
     result = folder.read_json("result.json")
     if "all" not in result:
-        raise ConfigError(
-            f"{path}: {config.method.name} pre-trains without labels, so there is no accuracy to compare."
-        )
+        raise ConfigError(f"{path}: {_no_accuracy(config)}, so there is no accuracy to compare.")
     numbers = [result.get(key) for key in SCORES if result.get(key) is not None]
     fits = result.get("on") in ("unlabeled", "test") and isinstance(result.get("num_images"), int)
     if not fits or "protocol" not in result or not all(isinstance(number, (int, float)) for number in numbers):
@@ -175,6 +208,12 @@ def read_run(path: Path) -> Run:
     return Run(path, config, result, statistics.median(steady) if steady else None)
 
 
+def _no_accuracy(config: RunConfig) -> str:
+    if not config.method.uses_labels:
+        return f"{config.method.name} pre-trains without labels"
+    return "nobody knows the classes of its unlabeled images (--truth and --test say them)"
+
+
 def published_numbers() -> dict[str, dict[str, list[float]]]:
     """Data set with recipes -> method -> accuracy in percent: all, novel, seen."""
     text = files("opencon.experiments").joinpath("published.toml").read_text(encoding="utf-8")
@@ -182,11 +221,18 @@ def published_numbers() -> dict[str, dict[str, list[float]]]:
     return numbers
 
 
-def render(sections: Sequence[Section], form: str) -> str:
-    """The sections as text."""
+def render(sections: Sequence[Section], form: str, columns: Sequence[str] = SCORES) -> str:
+    """The sections as text, with these measures."""
     if form not in FORMATS[1:]:
         raise ConfigError(f"--format {form!r} must be one of {', '.join(FORMATS)}.")
-    return {"markdown": _markdown, "csv": _csv, "latex": _latex, "json": _json}[form](sections)
+    check_sections(sections, columns)
+    return {"markdown": _markdown, "csv": _csv, "latex": _latex, "json": _json}[form](sections, columns)
+
+
+def check_sections(sections: Sequence[Section], columns: Sequence[str]) -> None:
+    """Refuse a column that no run has."""
+    if tuple(columns) != SCORES:
+        check_columns((run.record for section in sections for row in section.rows for run in row.runs), columns)
 
 
 # --- grouping ---------------------------------------------------------------------------------------------------------
@@ -278,35 +324,37 @@ def _flat(key: str, value: Any) -> Iterable[tuple[str, Any]]:
 # --- forms ------------------------------------------------------------------------------------------------------------
 
 
-def _markdown(sections: Sequence[Section]) -> str:
-    return "\n".join(f"{section.title}\n\n{markdown(*section.cells())}\n" for section in sections)
+def _markdown(sections: Sequence[Section], columns: Sequence[str]) -> str:
+    tables = [(section.title, *section.cells(columns)) for section in sections]
+    return "\n".join(f"{title}\n\n{markdown(heads, lines, bold=best)}\n" for title, heads, lines, best in tables)
 
 
-def _latex(sections: Sequence[Section]) -> str:
-    return "\n".join(f"% {section.title}\n{latex(*section.cells())}\n" for section in sections)
+def _latex(sections: Sequence[Section], columns: Sequence[str]) -> str:
+    tables = [(section.title, *section.cells(columns)) for section in sections]
+    return "\n".join(f"% {title}\n{latex(heads, lines, bold=best)}\n" for title, heads, lines, best in tables)
 
 
-def _csv(sections: Sequence[Section]) -> str:
+def _csv(sections: Sequence[Section], columns: Sequence[str]) -> str:
     out = io.StringIO()
     writer = csv.writer(out)
-    stats = [f"{key}_{what}" for key in SCORES for what in ("mean", "std")]
+    stats = [f"{column}_{what}" for column in columns for what in ("mean", "std")]
     published = [f"published_{key}" for key in SCORES]
     about = ["data", "seen_classes", "num_classes", "labeled_ratio", "protocol", "on", "num_images", "start", "epochs"]
     about += ["batch_size"]
-    writer.writerow([*about, "method", *stats, "runs", "seconds_per_epoch", *published])
+    writer.writerow([*about, "method", *stats, "p", "runs", "seconds_per_epoch", *published])
     for section in sections:
-        for row in section.rows:
+        for row, p in zip(section.rows, section.p(columns[0]), strict=True):
             config, result = row.runs[0].config, row.runs[0].result
             facts = [config.data.name, config.split.num_seen, _number(config), config.split.labeled_ratio]
             facts += [result["protocol"], result["on"], result["num_images"]]
             facts += ["weights" if config.encoder.weights else "random", row.epochs, config.train.batch_size]
-            numbers = [value for key in SCORES for value in row.score(key)]
+            numbers = [*(value for column in columns for value in row.score(column)), p]
             known = row.published or (None, None, None)
             writer.writerow([*facts, row.label, *numbers, len(row.runs), row.seconds_per_epoch, *known])
     return out.getvalue()
 
 
-def _json(sections: Sequence[Section]) -> str:
+def _json(sections: Sequence[Section], columns: Sequence[str]) -> str:
     out = [
         {
             "title": section.title,
@@ -317,11 +365,12 @@ def _json(sections: Sequence[Section]) -> str:
                     "n": len(row.runs),
                     "epochs": row.epochs,
                     "seeds": sorted(run.config.train.seed for run in row.runs),
-                    **{key: dict(zip(("mean", "std"), row.score(key), strict=True)) for key in SCORES},
+                    **{column: dict(zip(("mean", "std"), row.score(column), strict=True)) for column in columns},
+                    "p": p,
                     "seconds_per_epoch": row.seconds_per_epoch,
                     "published": row.published,
                 }
-                for row in section.rows
+                for row, p in zip(section.rows, section.p(columns[0]), strict=True)
             ],
         }
         for section in sections
@@ -336,12 +385,12 @@ class Comparison:
     sections: list[Section]
     left_out: list[str]  # why runs that lay in a folder are not in the table
 
-    def to(self, form: str) -> str:
-        """As "markdown", "csv", "latex" or "json"."""
+    def to(self, form: str, columns: Sequence[str] = SCORES) -> str:
+        """As "markdown", "csv", "latex" or "json", with these measures."""
         forms = [name for name in FORMATS if name != "table"]
         if form not in forms:
             raise ConfigError(f"form {form!r} must be one of {', '.join(forms)}.")
-        return render(self.sections, form)
+        return render(self.sections, form, columns)
 
     def __repr__(self) -> str:
         return self.to("markdown")

@@ -59,8 +59,7 @@ def evaluate_run(
     how = bench.config.eval
     if (picture or figures) is not None and how.on == "test":
         raise ConfigError("--picture and --figures show the unlabeled training images. Use them with --on unlabeled.")
-    if num_drawn not in (10, 20):
-        raise ConfigError(f"--classes {num_drawn} must be 10 or 20: more colors cannot be told apart.")
+    check_drawn(num_drawn)
     if (protocol or on) and not bench.config.method.uses_labels:
         raise ConfigError(
             f"{bench.config.method.name} uses no labels: it is measured by its 20-NN accuracy, on all training images. "
@@ -91,6 +90,11 @@ def draw_numbers(records: Sequence[Mapping[str, Any]], folder: Path) -> None:
     }
     words = {"x_title": "epoch", "y_title": "number", "title": "Prototypes in training"}
     sweep_chart(series, path=folder / "numbers.png", y_zero=True, **words)
+
+
+def check_drawn(number: int) -> None:
+    """Refuse a number of classes that a picture cannot show."""
+    require(number in (10, 20), f"--classes {number} must be 10 or 20: more colors cannot be told apart.")
 
 
 def further_measures(
@@ -225,6 +229,7 @@ def draw_paper_figures(
 
 def draw_side_by_side(benches: Mapping[str, Workbench], folder: Path, num_drawn: int = 10) -> list[Path]:
     """The embeddings and the confusion matrices of several runs, by their titles; each as one picture."""
+    check_drawn(num_drawn)
     first = next(iter(benches.values()))
     panels = []
     for title, bench in benches.items():
@@ -236,12 +241,13 @@ def draw_side_by_side(benches: Mapping[str, Workbench], folder: Path, num_drawn:
         _, bank, assignment = bench.score("unlabeled", bench.config.eval.protocol)
         rows, truth = bench.judged("unlabeled")
         predicted = clustered(bench, bank, assignment).cpu()[rows].numpy()
-        panels.append(Panel(title, bank.z.cpu()[rows].numpy(), predicted, truth.numpy()))
+        names = dict(enumerate(bench.dataset.train.class_names))
+        z = bank.z.cpu()[rows].numpy()
+        panels.append(Panel(title, z, truth.numpy(), bench.split.num_seen, names, predicted))
     folder.mkdir(parents=True, exist_ok=True)
-    how: dict[str, Any] = {"num_seen": first.split.num_seen, "class_names": first.dataset.train.class_names}
     return [
-        maps_figure(panels, path=folder / "maps.png", number=num_drawn, **how),
-        confusions_figure(panels, path=folder / "confusions.png", number=num_drawn, **how),
+        maps_figure(panels, path=folder / "maps.png", number=num_drawn),
+        confusions_figure(panels, path=folder / "confusions.png", number=num_drawn),
     ]
 
 

@@ -9,7 +9,8 @@ from typing import Any
 from opencon.experiments.paper import Manifest, Plan, row_of
 from opencon.experiments.sweep import Sweep
 from opencon.experiments.sweep_table import SweepRow
-from opencon.report.paper_panels import Panel, distribution_figure, embedding_panels
+from opencon.report.paper_figures import distribution_figure
+from opencon.report.side_by_side import Panel, maps_figure
 from opencon.report.sweep_chart import Point, sweep_chart
 
 
@@ -42,8 +43,11 @@ def _draw(manifest: Manifest, rows: Sequence[SweepRow], path: Path) -> bool:
         (", ".join(row.labels.values()), row.done[0]["result"]["embedding"]) for row in rows if row.done
     ]
     if manifest.draw == "umap":
-        found = [Panel(name, data["z"], data["truth"], data["num_seen"], data["names"]) for name, data in panels]
-        embedding_panels(found, number=manifest.classes, title=manifest.title, path=path)
+        found = [
+            Panel(name, data["z"], data["truth"], data["num_seen"], {int(c): text for c, text in data["names"].items()})
+            for name, data in panels
+        ]
+        maps_figure(found, number=manifest.classes, title=manifest.title, path=path)
         return True
     with_score = [(name, data) for name, data in panels if "seen" in data]
     if not with_score:

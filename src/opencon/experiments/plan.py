@@ -47,7 +47,8 @@ def plan(config: RunConfig, *, download: bool = False) -> dict[str, str]:
     if config.views:
         full = config.augment.size or info.image_size
         further = [f"{view.count} of {view.size or full} px" for view in config.views]
-        shown["views"] = ", ".join([f"2 of {full} px", *further])
+        judged = [f"judged at {config.eval.size} px"] if config.eval.size else []
+        shown["views"] = ", ".join([f"2 of {full} px", *further, *judged])
     if encoder.weights is None and config.train.epochs == 0:
         shown["note"] = "random weights that learn nothing say little about the images: give --weights"
     elif encoder.weights is None and encoder.train_from != "all":
@@ -125,7 +126,7 @@ def check_fits(config: RunConfig, info: DatasetInfo) -> None:
             AUGMENTATIONS[kind.name]
     entry = encoder_entry(config.encoder.name)
     with torch.device(entry.builds_on), seeded(0):  # shapes alone
-        for size in dict.fromkeys([full, *(view.size or full for view in config.views)]):
+        for size in dict.fromkeys([full, config.eval.size or full, *(view.size or full for view in config.views)]):
             encoder = entry.build(info.channels, size)
             encoder.freeze(config.encoder.train_from)
     if config.train.epochs and not config.method.trains:

@@ -5,26 +5,20 @@ from __future__ import annotations
 import csv
 import io
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from opencon.errors import ConfigError
+from opencon.experiments.measures import SHARES, SHORT, shown_as, value_of
 from opencon.experiments.sweep import Sweep
 from opencon.methods import METHODS
-from opencon.registry import did_you_mean
-from opencon.report.grid import latex, markdown, shown, spread
+from opencon.report.grid import latex, markdown, spread
 from opencon.report.sweep_chart import Point, sweep_chart
 
 FORMATS = ("table", "markdown", "csv", "latex", "json")
 DEFAULT = ("all", "novel", "seen", "classes", "seconds")
-SHORT = {"nmi": "nmi_all", "ari": "ari_all", "classes": "classes_in_use", "seconds": "total_seconds"}
-# Measures that are shares, shown in percent; all others are shown as they are.
-SHARES = {"all", "novel", "seen", "nmi_all", "nmi_novel", "ari_all", "ari_novel", "fpr95", "auroc", "aupr", "knn20"}
-SHARES |= {"share_novel"}
-FEW_DIGITS = {"total_seconds", "epoch"}
 
 
 @dataclass(frozen=True)
@@ -68,38 +62,13 @@ def rows_of(sweep: Sweep) -> list[SweepRow]:
     return rows
 
 
-def value_of(record: Mapping[str, Any], column: str) -> float | None:
-    """A number of a finished cell; dots lead into parts (novelty.prototype.fpr95). None where it has none."""
-    key = SHORT.get(column, column)
-    if key == "seconds_per_epoch":
-        value = record["seconds_per_epoch"]
-    else:
-        value = record["result"]
-        for part in key.split("."):
-            value = value.get(part) if isinstance(value, Mapping) else None
-    if not isinstance(value, (int, float)) or isinstance(value, bool) or not math.isfinite(value):
-        return None
-    return 100.0 * value if key.rpartition(".")[2] in SHARES else float(value)
-
-
-def check_columns(rows: Sequence[SweepRow], columns: Sequence[str]) -> None:
-    """Refuse a column that no finished cell has."""
-    known = sorted({key for row in rows for record in row.done for key in _numbers(record["result"])})
-    for column in columns:
-        if known and all(value_of(record, column) is None for row in rows for record in row.done):
-            names = [*SHORT, "seconds_per_epoch", *known]
-            raise ConfigError(
-                f"no cell has a measure {column!r}.{did_you_mean(column, names)} There are: {', '.join(names)}."
-            )
-
-
 def cells_of(rows: Sequence[SweepRow], columns: Sequence[str]) -> tuple[list[str], list[list[str]], int]:
     """Heads, rows as text, and how many columns at the left hold text."""
     keys = list(dict.fromkeys(key for row in rows for key in row.labels)) or ["run"]
     lines = []
     for row in rows:
         labels = shown_labels(row.labels)
-        numbers = [shown(*row.score(column), 0 if SHORT.get(column, column) in FEW_DIGITS else 1) for column in columns]
+        numbers = [shown_as(column, *row.score(column)) for column in columns]
         lines.append([*(labels.get(key, "") for key in keys), *numbers, row.seeds])
     return [*keys, *columns, "seeds"], lines, len(keys)
 
@@ -156,14 +125,3 @@ def plot(rows: Sequence[SweepRow], columns: Sequence[str], path: Path, *, title:
     unit = " (%)" if SHORT.get(drawn[0], drawn[0]) in SHARES else ""
     y_title = ("accuracy" if len(drawn) > 1 else drawn[0]) + unit
     return sweep_chart(series, x_title=x, y_title=y_title, title=title, path=path)
-
-
-def _numbers(result: Mapping[str, Any], at: str = "") -> list[str]:
-    """Dotted names of all numbers of a record."""
-    names = []
-    for key, value in result.items():
-        if isinstance(value, Mapping):
-            names += _numbers(value, f"{at}{key}.")
-        elif isinstance(value, (int, float)):
-            names.append(at + key)
-    return names

@@ -56,16 +56,26 @@ class Workbench:
 
     @property
     def size(self) -> int:
-        """Side of a full view."""
-        return int(self.config.augment.size or self.images.shape[-1])
+        """Side at which images are judged."""
+        return int(self.config.eval.size or self.config.augment.size or self.images.shape[-1])
 
     def view(self, images: Tensor) -> Tensor:
-        """Images for evaluation: as they are, at the size of a view."""
+        """Images for evaluation: as they are, at the size at which they are judged."""
         return plain_view(images, self.size)
 
-    def embed(self, images: Images, *, mirror: bool = False, view: Callable[[Tensor], Tensor] | None = None) -> Tensor:
-        """(M, D), in order. Streamed images come in the chunks that `embed_images` would cut. Each rank embeds a piece."""
-        rows = partial(embed_images, self.method, self.method.embed, view=view or self.view, mirror=mirror)
+    def embed(
+        self,
+        images: Images,
+        *,
+        mirror: bool = False,
+        view: Callable[[Tensor], Tensor] | None = None,
+        by: Callable[[Tensor], Tensor] | None = None,
+    ) -> Tensor:
+        """(M, D) by the method (or another way), in order. Each rank embeds a piece.
+
+        Streamed images come in the chunks that `embed_images` would cut.
+        """
+        rows = partial(embed_images, self.method, by or self.method.embed, view=view or self.view, mirror=mirror)
         own = my_piece(len(images))
         if isinstance(images, Tensor):
             return gather_pieces(rows(images[own.start : own.stop]), len(images))
@@ -117,7 +127,7 @@ class Workbench:
         mirror = self.config.eval.mirror
         bank = self.bank(mirror=mirror)
         if not self.config.method.uses_labels:
-            return self._neighbors(bank), bank, Assignment(torch.full_like(self.labels, -1))
+            return self._neighbors(), bank, Assignment(torch.full_like(self.labels, -1))
         if on == "test":  # test images come after the training images: a method may need the labeled ones
             z = self.embed(self.dataset.held_out().images.to(self.device), mirror=mirror)
             unknown = torch.full((len(z),), -1, device=self.device)
@@ -145,13 +155,18 @@ class Workbench:
         record["classes_in_use_all"] = len(torch.unique(classes[: len(self.labels)]))  # over all training images
         return record | {"seed": self.config.train.seed}, bank, assignment
 
-    def _neighbors(self, bank: FeatureBank) -> dict[str, Any]:
+    def features(self, images: Tensor) -> Tensor:
+        """(B, channels, H, W) in [0, 1] -> (B, F), unit length: what is in front of any head, and all that is handed on."""
+        return F.normalize(self.method.embedder.features(images), dim=1)
+
+    def _neighbors(self) -> dict[str, Any]:
         """The record of a method that uses no labels: do the neighbors of an image show the same class?"""
         truth = self.dataset.train.classes
         rows = (truth >= 0).nonzero().flatten()
         record: dict[str, Any] = {"on": "train", "seed": self.config.train.seed, "num_images": len(rows)}
         if len(rows) > NEIGHBORS:
-            z = bank.z if len(rows) == len(truth) else bank.z[rows.to(bank.z.device)]
+            z = self.embed(self.images, mirror=self.config.eval.mirror, by=self.features)
+            z = z if len(rows) == len(truth) else z[rows.to(z.device)]
             record["knn20"] = knn_accuracy(z, truth[rows], k=NEIGHBORS)
         return record
 
@@ -279,7 +294,7 @@ def estimated_classes(config: RunConfig, dataset: Dataset, labels: Tensor, devic
     size = config.augment.size or train.images.shape[-1]
     with seeded(config.train.seed):
         embedder = start_embedder(config, train.images.shape[1], size).to(device)
-    view = partial(plain_view, image_size=size)
+    view = partial(plain_view, image_size=config.eval.size or size)
     chunks = torch.split(train.images, BATCH) if isinstance(train.images, Tensor) else train.images.in_order(BATCH)
     z = torch.cat([embed_images(embedder, embedder.features, chunk.to(device), view).cpu() for chunk in chunks])
     num_seen = int(labels.max()) + 1

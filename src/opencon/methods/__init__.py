@@ -25,11 +25,13 @@ from opencon.methods.base import (
 )
 from opencon.methods.cgdl import CGDL, CGDLConfig
 from opencon.methods.concord import Concord, ConcordConfig
+from opencon.methods.crops import Crops, CropsConfig
 from opencon.methods.ds3l import DS3L, DS3LConfig
 from opencon.methods.dtc import DTC, DTCConfig
 from opencon.methods.fixmatch import FixMatch, FixMatchConfig
 from opencon.methods.gcd import GCD, GCDConfig
 from opencon.methods.kmeans import KMeans, KMeansConfig
+from opencon.methods.moco import MoCo, MoCoConfig
 from opencon.methods.opencon import OpenCon, OpenConConfig
 from opencon.methods.orca import ORCA, ORCAConfig
 from opencon.methods.pcl import PCL, PCLConfig
@@ -54,6 +56,8 @@ __all__ = [
     "CGDLConfig",
     "Concord",
     "ConcordConfig",
+    "Crops",
+    "CropsConfig",
     "DS3LConfig",
     "DTCConfig",
     "Epoch",
@@ -66,6 +70,8 @@ __all__ = [
     "Kind",
     "Method",
     "MethodEntry",
+    "MoCo",
+    "MoCoConfig",
     "ORCAConfig",
     "OpenCon",
     "OpenConConfig",
@@ -112,11 +118,13 @@ LABELS = "labels, count"  # some images labeled, and the number of classes
 METHODS: Registry[MethodEntry] = Registry("method")
 METHODS.add("cgdl", MethodEntry(CGDL, "CGDL", "arXiv:2003.08823", 2020, LABELS))
 METHODS.add("concord", MethodEntry(Concord, "Concord", "ours", 2026, LABELS))
+METHODS.add("crops", MethodEntry(Crops, "Crops", "ours", 2026, "nothing"))
 METHODS.add("ds3l", MethodEntry(DS3L, "DS3L", "PMLR 119:3897-3906", 2020, LABELS))
 METHODS.add("dtc", MethodEntry(DTC, "DTC", "arXiv:1908.09884", 2019, LABELS))
 METHODS.add("fixmatch", MethodEntry(FixMatch, "FixMatch", "arXiv:2001.07685", 2020, LABELS))
 METHODS.add("gcd", MethodEntry(GCD, "GCD", "arXiv:2201.02609", 2022, LABELS, "gcd"))
 METHODS.add("kmeans", MethodEntry(KMeans, "k-means", "doi:10.5555/1283383.1283494", 2007, LABELS))
+METHODS.add("moco", MethodEntry(MoCo, "MoCo v3", "arXiv:2104.02057", 2021, "nothing"))
 METHODS.add("opencon", MethodEntry(OpenCon, "OpenCon", "arXiv:2208.02764", 2023, LABELS, "orca"))
 METHODS.add("orca", MethodEntry(ORCA, "ORCA", "arXiv:2102.03526", 2022, LABELS, "orca"))
 METHODS.add("pcl", MethodEntry(PCL, "PCL", "arXiv:2005.04966", 2021, LABELS))

@@ -3,8 +3,9 @@
 Whose ideas it joins: swapped prediction, balanced targets, a queue and small crops are SwAV's (Caron et al.,
 arXiv:2006.09882); one classifier for seen and novel classes is UNO's (arXiv:2108.08536); contrast of projections beside a
 classifier of features is SimGCD's (arXiv:2211.11727); evaluation with averaged weights is Mean Teacher's
-(arXiv:1703.01780). Ours: the starts at semi-supervised k-means, targets balanced to the shares that
-classes have among the *unlabeled* images, labels in every view and crop, and how all this is put together.
+(arXiv:1703.01780). Ours: the starts at semi-supervised k-means, a number of classes that is counted anew in features that
+have learned, targets balanced to the shares that classes have among the *unlabeled* images, labels in every view and crop,
+and how all this is put together.
 
 Letters: B images in a batch, L of them labeled (first), U the others, V views of which two are full, N = V * B rows (view by
 view), F features, S seen classes, C all classes, Q rows of the queue, M images in the set.
@@ -21,6 +22,7 @@ from torch import Tensor
 
 from opencon.cluster.kmeans import kmeans
 from opencon.config import AugmentConfig, MethodConfig, ViewConfig, Views
+from opencon.counting import estimate_classes
 from opencon.encoders import Embedder
 from opencon.errors import require
 from opencon.losses.balance import sinkhorn
@@ -45,6 +47,8 @@ from opencon.runtime import generator
 SMALL = ViewConfig(size=20, crop_scale=(0.2, 0.6), count=4)
 # Ours, for the two full views: between SimCLR's and a plain crop, so that targets come from most of the image.
 MILD = AugmentConfig(crop_scale=(0.4, 1.0), jitter=(0.3, 0.3, 0.3, 0.05), gray_p=0.1)
+# Of a class that is not looked for: a cosine below all others, and a share that is nothing but has a logarithm.
+BELOW_ALL, NOTHING = -2.0, 1e-12
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,10 +70,11 @@ class ConcordConfig(MethodConfig):
     weight_labeled: float = 0.3
     contrast_epochs: int = 0  # of contrast alone, before the classifier starts: for an encoder without weights
     shares: Literal["equal", "start"] = "equal"  # of the classes among all images: alike, or as they are at the start
-    num_starts: int = 10  # of the k-means where the classifier starts
-    restarts: tuple[
-        int, ...
-    ] = ()  # epochs before which it starts anew: features that have learned make better clusters
+    num_starts: int = 50  # of the k-means where the classifier starts; ours: with 10, runs differ by their luck
+    # Epochs before which it starts anew: features that have learned make better clusters.
+    restarts: tuple[int, ...] = ()
+    # Whether the number of classes is counted anew at the last start. None: where the number is an estimate.
+    counts: bool | None = None
 
     def __post_init__(self) -> None:
         positive(self, "temperature", "epsilon", "temperature_contrast", "temperature_labeled")
@@ -77,6 +82,10 @@ class ConcordConfig(MethodConfig):
         not_negative(self, "queue", "weight_labels", "weight_crops", "weight_contrast", "weight_labeled")
         not_negative(self, "contrast_epochs")
         require(all(e > 0 for e in self.restarts), f"method.restarts = {self.restarts} must all be above zero.")
+
+    def corrects(self, is_counted: bool) -> bool:
+        """By `counts`; without a word, where the number is an estimate."""
+        return is_counted if self.counts is None else self.counts
 
 
 class Concord(Method[ConcordConfig]):
@@ -96,6 +105,10 @@ class Concord(Method[ConcordConfig]):
     L_contrast is InfoNCE over the projections of both full views, L_labeled SupCon over those of labeled images. The
     classifier starts at the class means of semi-supervised k-means, unless `start_from` gives others, and once more before
     the epochs `restarts`; until its start the last two losses are alone. An image's class is that of its greatest cosine.
+
+    Where the number of classes is an estimate, the method is given more of them than it seems to need. The features learn
+    with all of them until the last start. There the classes are counted anew (`counting.tree`), k-means makes that many, and
+    the others are no longer looked for.
     """
 
     settings = ConcordConfig
@@ -103,15 +116,29 @@ class Concord(Method[ConcordConfig]):
     queue: Tensor  # (Q, C) cosines of unlabeled rows, the newest first
     shares: Tensor  # (C,) expected among unlabeled images
     is_started: Tensor  # scalar bool: the classifier has left its random start, and learns
+    is_used: Tensor  # (C,) bool: classes that are looked for; all of them unless they are counted anew
 
     def __init__(self, config: ConcordConfig, task: Task, embedder: Embedder) -> None:
         super().__init__(config, task, embedder)
         self.classifier = CosineClassifier(embedder.num_features, task.num_classes)
-        shares = torch.ones(task.num_classes)
-        shares[: task.num_seen] = 1.0 - task.labeled_ratio
-        self.register_buffer("shares", shares / shares.sum())
+        self.register_buffer("shares", torch.empty(task.num_classes))
         self.register_buffer("queue", torch.zeros(min(config.queue, task.num_images // 2), task.num_classes))
         self.register_buffer("is_started", torch.tensor(False))
+        self.register_buffer("is_used", torch.ones(task.num_classes, dtype=torch.bool))
+        self.counts = config.corrects(task.is_counted)
+        self._look_for(task.num_classes)
+
+    def _load_from_state_dict(self, state: dict[str, Any], prefix: str, *args: Any) -> None:
+        state.setdefault(f"{prefix}is_used", torch.ones_like(self.is_used))  # checkpoints from before it could count
+        super()._load_from_state_dict(state, prefix, *args)
+
+    @torch.no_grad()
+    def _look_for(self, number: int) -> None:
+        """The first so many classes, each with an equal share of all images; a seen one has lost its labeled images."""
+        self.is_used.copy_(torch.arange(len(self.is_used)) < number)
+        self.shares.copy_(self.is_used)
+        self.shares[: self.task.num_seen] *= 1.0 - self.task.labeled_ratio
+        self.shares.div_(self.shares.sum()).clamp_(min=NOTHING)
 
     @classmethod
     def schedule(cls, kind: Kind, variant: Variant = "released") -> Schedule:
@@ -147,10 +174,11 @@ class Concord(Method[ConcordConfig]):
         if self.config.shares == "start":
             # One row more for each, so that no class is ruled out.
             counts = 1 + torch.bincount(classes[unlabeled], minlength=len(weight)).to(self.shares.dtype)
-            self.shares.copy_(counts / counts.sum())
+            counts = counts * self.is_used
+            self.shares.copy_((counts / counts.sum()).clamp(min=NOTHING))
         order = torch.randperm(len(unlabeled), generator=generator(torch.device("cpu"), 0)).to(unlabeled.device)
         turn = torch.arange(len(self.queue), device=unlabeled.device) % len(unlabeled)
-        self.queue.copy_(self.classifier(bank.z[unlabeled[order[turn]]].to(weight.dtype)))
+        self.queue.copy_(self._cosines(bank.z[unlabeled[order[turn]]].to(weight.dtype)))
         if self.twin is not None:
             self.twin.restart()
         self.is_started.fill_(True)
@@ -158,22 +186,31 @@ class Concord(Method[ConcordConfig]):
     def before_epoch(self, epoch: Epoch) -> None:
         """Once contrast has had its epochs: start from semi-supervised k-means, where nobody has given another start.
 
-        Start anew where the settings say so.
+        Start anew where the settings say so; at the last start, count where that is wanted.
         """
-        first = epoch.index >= self.config.contrast_epochs and not bool(self.is_started)  # host sync: once an epoch
-        if not first and epoch.index not in self.config.restarts:
+        c, S = self.config, self.task.num_seen
+        first = epoch.index >= c.contrast_epochs and not bool(self.is_started)  # host sync: once an epoch
+        if not first and epoch.index not in c.restarts:
             return
-        bank, stream, task = epoch.features(), generator(torch.device("cpu"), 0), self.task
-        starts, S = self.config.num_starts, task.num_seen
-        found = kmeans(bank.z, task.num_classes, num_starts=starts, generator=stream, labels=bank.labels, num_seen=S)
+        bank = epoch.features()
+        if self.counts and epoch.index == max(c.restarts, default=c.contrast_epochs):
+            count = estimate_classes(bank.z, bank.labels, num_seen=S, max_classes=self.task.num_classes)
+            self._look_for(max(count.num_classes, S + 1))
+        number, stream = int(self.is_used.sum()), generator(torch.device("cpu"), 0)
+        found = kmeans(bank.z, number, num_starts=c.num_starts, generator=stream, labels=bank.labels, num_seen=S)
         self.start_from(bank, found.assignment)
+
+    def _cosines(self, rows: Tensor) -> Tensor:
+        """(N, F) -> (N, C); that of a class which is not looked for is below all others."""
+        cosines: Tensor = self.classifier(rows)
+        return torch.where(self.is_used, cosines, BELOW_ALL) if self.counts else cosines
 
     def step(self, batch: Batch) -> StepOutput:
         """The weighted sum of five losses."""
         c, V, B, L = self.config, len(batch.views), len(batch.labels), batch.num_labeled
         assert V >= 2, "swapped prediction needs a second view"
         features = self.embedder.features_of_views(batch.views)  # (N, F)
-        cosines = self.classifier(features).view(V, B, -1)  # (V, B, C)
+        cosines = self._cosines(features).view(V, B, -1)  # (V, B, C)
         targets = self.targets(cosines[:2], batch.labels[:L])  # (2, B, C)
         log_p = (cosines / c.temperature).log_softmax(dim=2)
         full = -(targets.flip(0) * log_p[:2]).sum(dim=2)  # (2, B)
@@ -197,6 +234,8 @@ class Concord(Method[ConcordConfig]):
             loss = loss + c.weight_crops * logs["loss_crops"]
         loss = loss * self.is_started + c.weight_contrast * logs["loss_contrast"]
         loss = loss + c.weight_labeled * logs["loss_labeled"]
+        if self.counts:
+            logs["prototypes"] = self.is_used.sum()
         fresh = cosines[:2, L:].detach().flatten(0, 1)  # (2 U, C)
         return StepOutput(loss, {name: value.detach() for name, value in logs.items()}, carry=(fresh,))
 
@@ -216,8 +255,7 @@ class Concord(Method[ConcordConfig]):
 
     def row_logits(self, z: Tensor) -> Tensor:
         """Cosines over the temperature."""
-        logits: Tensor = self.classifier(z) / self.config.temperature
-        return logits
+        return self._cosines(z) / self.config.temperature
 
     @torch.no_grad()
     def assign(self, bank: FeatureBank) -> Assignment:

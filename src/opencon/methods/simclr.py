@@ -11,7 +11,7 @@ from typing import ClassVar
 import torch
 
 from opencon.cluster.naming import cluster_and_name
-from opencon.config import MethodConfig
+from opencon.config import MethodConfig, Views
 from opencon.losses.contrastive import contrast_within
 from opencon.methods.base import Assignment, Batch, FeatureBank, Kind, Method, Schedule, StepOutput, Variant
 from opencon.methods.parts import positive
@@ -24,6 +24,7 @@ class SimCLRConfig(MethodConfig):
 
     name: ClassVar[str] = "simclr"
     uses_labels: ClassVar[bool] = False
+    views: ClassVar[Views] = Views(most=None, sizes=True)  # all views of an image are positives of each other
 
     temperature: float = 0.1  # ours for CIFAR at batch 512; the paper's best on ImageNet is 0.1 too (Table 5)
 
@@ -40,9 +41,9 @@ class SimCLR(Method[SimCLRConfig]):
     def schedule(cls, kind: Kind, variant: Variant = "released") -> Schedule:
         """Every parameter learns. cifar: SCAN's setting (arXiv:2005.12320) for small images; digits: ours."""
         if kind == "digits":
-            return usual(SimCLRConfig(temperature=0.4), kind, epochs=60)
+            return usual(cls.settings(temperature=0.4), kind, epochs=60)
         schedule = usual(
-            SimCLRConfig(),
+            cls.settings(),
             kind,
             epochs=500,
             batch_size=512,

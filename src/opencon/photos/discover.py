@@ -77,7 +77,7 @@ class DiscoverConfig:
 
     features: FeatureSettings
     fit: OpenWorldConfig
-    finetune: bool = False  # train the encoder's last stage too
+    finetune: bool = False  # train the encoder's last stages too
 
     def plain(self) -> dict[str, Any]:
         """Nested plain data."""
@@ -159,16 +159,15 @@ class Prepared:
         tuning = ""
         if self.config.finetune:
             hours = " (hours on a CPU)" if self.extractor.device.type == "cpu" else ""
-            tuning = f"the encoder's last stage learns too{hours}, then "
+            tuning = f"the encoder's last stages learn too{hours}, then "
         return f"{tuning}{steps}groups by a mixture"
 
 
 def prepare(photos: Photos, config: DiscoverConfig, device: torch.device) -> Prepared:
     """Refuse what cannot work, decide at which size photos are encoded, and open the encoder."""
     check(photos)
-    if (config.fit.steps or config.finetune) and not photos.num_labeled:
-        asked = "--finetune" if config.finetune else "--steps"
-        raise DataError(f"{asked} learns from labels, and no photo has one. Label some photos, or leave {asked} out.")
+    if config.fit.steps and not photos.num_labeled:
+        raise DataError("--steps learns from labels, and no photo has one. Label some photos, or leave --steps out.")
     config = replace(config, features=with_image_size(config.features, photos))
     extractor = Extractor.open(config.features, device)
     if config.finetune:

@@ -28,7 +28,7 @@ import secrets
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -37,19 +37,23 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
+from opencon.data.decoders import MANY, DecodeIn, Slot, in_processes
 from opencon.data.sources import decode_bytes
-from opencon.data.streaming import usable_cores
 from opencon.errors import RunError
 from opencon.files import PARTIAL, explained, parse_json, read_file
 from opencon.photos.features import Extractor
 from opencon.photos.pieces import Photo, Piece, pieces_of
+from opencon.processes import Processes, usable_cores
 from opencon.training.run_folder import RunFolder, holds_others
 
 PLAN, PIECES, SHARDS = "embed.json", "pieces.jsonl", "shards"
 SHARD = 1024  # photos in a shard of files, ours: some seconds on a GPU, a minute on a CPU; 5 MB
-PART = 64  # photos decoded together, while the network works on those before
-AHEAD = 2  # such parts that are decoded ahead
+# Photos decoded together, while the network works on those before; a GPU wants more. And such parts that are decoded ahead.
+PART_CPU, PART_GPU = 64, 256
+AHEAD = 2
+MANY_SHARDS = 8  # that are to do, from which processes decode on many cores for a GPU, ours: about as in `decoders`
 STALE = 180.0  # seconds after which an untouched claim of another machine counts as that of a dead worker, ours
 
 Rows = npt.NDArray[np.float32]
@@ -121,8 +125,21 @@ def make_plan(source: str, extractor: Extractor, out: Path, *, size: int = SHARD
     return Plan(out, record)
 
 
-def work(plan: Plan, extractor: Extractor, progress: Progress = lambda done, total: None) -> int:
+def work(
+    plan: Plan,
+    extractor: Extractor,
+    progress: Progress = lambda done, total: None,
+    *,
+    decode_in: DecodeIn = "auto",
+) -> int:
     """Compute the shards that nobody has computed or claimed. Returns how many are left, with other workers."""
+    to_do = sum(not plan.is_done(shard) for shard in range(plan.num_shards))
+    uses_processes = in_processes(decode_in, MANY if to_do >= MANY_SHARDS else 0, extractor.device)
+    with Processes(usable_cores()) if uses_processes else ThreadPoolExecutor(usable_cores()) as decoders:
+        return _work(plan, extractor, decoders, progress)
+
+
+def _work(plan: Plan, extractor: Extractor, decoders: Executor, progress: Progress) -> int:
     order = list(range(plan.num_shards))
     random.Random(secrets.randbits(64)).shuffle(order)  # workers that start together begin at different shards
     done = 0
@@ -132,7 +149,7 @@ def work(plan: Plan, extractor: Extractor, progress: Progress = lambda done, tot
             if _claim(plan, shard):
                 try:
                     with explained(plan.file(shard, "npy")):
-                        _embed(plan, shard, extractor)
+                        _embed(plan, shard, extractor, decoders)
                 finally:
                     with contextlib.suppress(OSError):
                         plan.file(shard, "claim").unlink()
@@ -144,10 +161,11 @@ def work(plan: Plan, extractor: Extractor, progress: Progress = lambda done, tot
     return sum(not plan.is_done(shard) for shard in left)
 
 
-def _embed(plan: Plan, shard: int, extractor: Extractor) -> None:
+def _embed(plan: Plan, shard: int, extractor: Extractor, decoders: Executor) -> None:
     """Compute one shard and write its files, the marker last."""
     rows, lines = [], []
-    for photo, row in _computed(plan.piece(shard).photos(), extractor, lambda: _touch(plan.file(shard, "claim"))):
+    photos, claim = plan.piece(shard).photos(), plan.file(shard, "claim")
+    for photo, row in _computed(photos, extractor, decoders, lambda: _touch(claim)):
         record = {"name": photo.name} | ({"label": photo.label} if photo.label else {})
         if isinstance(row, str):
             record["error"] = row
@@ -170,33 +188,35 @@ def _embed(plan: Plan, shard: int, extractor: Extractor) -> None:
 
 
 def _computed(
-    photos: Iterator[Photo], extractor: Extractor, alive: Callable[[], None]
+    photos: Iterator[Photo], extractor: Extractor, decoders: Executor, alive: Callable[[], None]
 ) -> Iterator[tuple[Photo, Rows | str]]:
-    """Every photo with its features (F,), or why it has none. Threads decode ahead of the network."""
+    """Every photo with its features (F,), or why it has none. Photos are decoded ahead of the network."""
     size = extractor.encoder.image_size
-
-    def decode(photo: Photo) -> npt.NDArray[np.uint8] | str:
-        content, error = photo.read()
-        return error or decode_bytes(content, photo.name, size)
-
-    decoding: deque[tuple[list[Photo], list[Future[npt.NDArray[np.uint8] | str]]]] = deque()
-    with ThreadPoolExecutor(usable_cores()) as pool:
-        while True:
-            while len(decoding) <= AHEAD and (part := list(itertools.islice(photos, PART))):
-                decoding.append((part, [pool.submit(decode, photo) for photo in part]))
-            if not decoding:
-                return
-            part, futures = decoding.popleft()
-            images = [future.result() for future in futures]
-            pixels = [image for image in images if not isinstance(image, str)]
-            rows = iter(_encoded(pixels, extractor))
-            yield from ((p, i if isinstance(i, str) else next(rows)) for p, i in zip(part, images, strict=True))
-            alive()
+    number = PART_GPU if extractor.device.type == "cuda" else PART_CPU
+    free = [Slot.new((number, 3, size, size), decoders) for _ in range(AHEAD + 1)]
+    decoding: deque[tuple[list[Photo], Slot, list[Future[list[str | None]]]]] = deque()
+    while True:
+        while free and (part := list(itertools.islice(photos, number))):
+            slot = free.pop()
+            decoding.append((part, slot, slot.fill(decoders, decode_photo, part)))
+        if not decoding:
+            return
+        part, slot, pieces = decoding.popleft()
+        reasons = [reason for piece in pieces for reason in piece.result()]
+        rows = iter(_encoded(slot.pixels[[i for i, reason in enumerate(reasons) if reason is None]], extractor))
+        yield from ((photo, reason or next(rows)) for photo, reason in zip(part, reasons, strict=True))
+        free.append(slot)
+        alive()
 
 
-def _encoded(pixels: list[npt.NDArray[np.uint8]], extractor: Extractor) -> Iterator[Rows]:
-    for at in range(0, len(pixels), extractor.photos_at_once):
-        some = torch.from_numpy(np.stack(pixels[at : at + extractor.photos_at_once]))
+def decode_photo(photo: Photo, size: int) -> npt.NDArray[np.uint8] | str:
+    """(3, size, size), or why it cannot be read."""
+    content, error = photo.read()
+    return error or decode_bytes(content, photo.name, size)
+
+
+def _encoded(pixels: Tensor, extractor: Extractor) -> Iterator[Rows]:
+    for some in torch.split(pixels, extractor.photos_at_once):
         for row, _ in extractor(some, [""] * len(some)):
             yield row.numpy()
 
@@ -273,6 +293,13 @@ def _alone(out: Path) -> Iterator[None]:
 # --- what was embedded ------------------------------------------------------------------------------------------------
 
 
+def read_records(path: Path) -> list[dict[str, str]]:
+    """A record for each photo of a shard: name, label, error."""
+    # All lines as one list: a call for each would take four times as long.
+    records: list[dict[str, str]] = parse_json(b"[" + b",".join(read_file(path).splitlines()) + b"]")
+    return records
+
+
 @dataclass(frozen=True, eq=False)
 class Embedded:
     """The features in a folder of `opencon embed`, mapped into memory: nothing is read before it is used.
@@ -298,7 +325,7 @@ class Embedded:
 
     def records(self, shard: int) -> list[dict[str, str]]:
         """A record for each photo of a shard: name, label, error."""
-        return [parse_json(line) for line in read_file(self.plan.file(shard, "jsonl")).splitlines()]
+        return read_records(self.plan.file(shard, "jsonl"))
 
     def rows(self, shard: int) -> Rows:
         """(n, F): the features of a shard, mapped into memory."""
@@ -318,6 +345,12 @@ class Embedded:
         """(n, F) of all shards: mapped where there is one shard, else copied into one array."""
         parts = [rows for _, rows in self]
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+    @property
+    def num_unreadable(self) -> int:
+        """How many photos cannot be read."""
+        done = (parse_json(read_file(self.plan.file(shard, "done"))) for shard in range(self.plan.num_shards))
+        return sum(record["photos"] - record["readable"] for record in done)
 
     @property
     def problems(self) -> list[tuple[str, str]]:

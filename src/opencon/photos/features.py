@@ -17,7 +17,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -27,11 +27,13 @@ from torch import Tensor
 from opencon.config import AugmentConfig, to_dict
 from opencon.data.augment import Augment, ViewParams, plain_view
 from opencon.data.color import to_gray
+from opencon.data.decoders import in_processes
 from opencon.data.listings import printable
 from opencon.data.sources import read_images
 from opencon.encoders.pretrained import PretrainedEncoder, open_encoder
 from opencon.errors import require, require_seed
 from opencon.photos.cache import FeatureCache
+from opencon.processes import Processes, usable_cores
 from opencon.runtime import fast_dtype, generator
 
 # How a view differs from the photo. Ours, milder than for training from scratch: the encoder is fixed, and what is learned
@@ -44,6 +46,7 @@ VERSION = 2  # of all that leads from a file to features; raise it to have cache
 # several parts are done in that time.
 PROBE_SECONDS, PROBED, PROBED_AT_ONCE = 2.0, 256, 16
 READ_AT_ONCE = 64  # photos decoded together, ours: 10 MB at 224 pixels
+READ_AT_ONCE_BY_PROCESSES = 256  # so that each of many has some
 READ_AHEAD = 2  # such parts that are decoded while the network works on others
 HASH_THREADS = 4  # ours: they mostly wait for the disk
 # Images in one pass. Ours, on a CPU: more images leave its cache, fewer spend the time on moving weights.
@@ -109,13 +112,16 @@ def stored_features(
 ) -> PhotoFeatures:
     """The same with a cache that is open already."""
     encoder, num_views = extractor.encoder, extractor.settings.num_views
-    reader = Reader(paths, encoder.image_size, store)
+    uses_processes = in_processes("auto", len(paths), extractor.device)
+    workers = Processes(usable_cores()) if uses_processes else None  # they start with the first photo that is not known
+    at_once = READ_AT_ONCE_BY_PROCESSES if uses_processes else READ_AT_ONCE
+    reader = Reader(paths, encoder.image_size, store, workers)
     plain = torch.zeros(len(paths), encoder.net.num_features)
     views = torch.zeros(len(paths), num_views, encoder.net.num_features, dtype=torch.float16)
     done = 0
     progress(done)
     try:
-        with contextlib.closing(_computed(reader, extractor)) as parts:
+        with contextlib.closing(_computed(reader, extractor, at_once)) as parts:
             for part in parts:
                 for index, key, rows in part.rows:
                     plain[index], views[index] = rows
@@ -127,6 +133,8 @@ def stored_features(
                     progress(done)
     finally:
         store.flush()
+        if workers is not None:
+            workers.shutdown()
     for index, first in reader.twins.items():
         if first in reader.problems:
             reader.problems[index] = reader.problems[first]
@@ -185,8 +193,11 @@ class Part:
 class Reader:
     """Looks photos up in the cache and decodes the others. One thread may call `read` while another computes."""
 
-    def __init__(self, paths: Sequence[Path], image_size: int, store: FeatureCache) -> None:
+    def __init__(
+        self, paths: Sequence[Path], image_size: int, store: FeatureCache, workers: Executor | None = None
+    ) -> None:
         self.paths = paths
+        self.workers = workers  # who decodes; None: threads
         self.image_size = image_size
         self.store = store
         self.problems: dict[int, str] = {}
@@ -208,7 +219,7 @@ class Reader:
                 new.append(i)
             else:
                 rows.append((i, key, features))
-        images, kept, lines = read_images([self.paths[i] for i in new], self.image_size)
+        images, kept, lines = read_images([self.paths[i] for i in new], self.image_size, self.workers)
         failed = [i for at, i in enumerate(new) if at not in set(kept)]
         for i, line in zip(failed, lines, strict=True):
             self.problems[i] = line.removeprefix(f"{printable(self.paths[i])} ")
@@ -311,7 +322,7 @@ class Extractor:
         return ViewParams(*(None if of[0] is None else torch.cat(of).to(self.device) for of in fields))
 
 
-def _computed(reader: Reader, extractor: Extractor, at_once: int = READ_AT_ONCE) -> Generator[Part, None, None]:
+def _computed(reader: Reader, extractor: Extractor, at_once: int) -> Generator[Part, None, None]:
     """Read and compute photos, `at_once` at a time; yields finished parts in order."""
     starts = range(0, len(reader.paths), at_once)
     threads = torch.get_num_threads()

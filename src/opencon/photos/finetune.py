@@ -1,4 +1,4 @@
-"""Train the last stages of a pretrained encoder on photos, some labeled: what `opencon discover --finetune` adds.
+"""Train the last stages of a pretrained encoder on photos, with or without labels: what `opencon discover --finetune` adds.
 
 Letters: n photos, S seen classes, C classes and groups together.
 """
@@ -33,7 +33,8 @@ STEPS = 600  # ours: minutes on a GPU, and the last stages of a good encoder hav
 BATCH = 256  # ours: what a GPU of a laptop holds at 224 pixels
 LR = 0.02  # ours, a fifth of Concord's: the start is a trained network
 AVERAGE = 0.99  # of the weights that are kept; ours: over a sixth of the steps
-LAST = {"efficientnet_lite0": "stage6"}  # the rest of it has a fifth of the layers; others train their last stage
+# The first stage that learns, where it is not the last one. Ours: stages 6 and 7 have 5 of 16 blocks; the last is one layer.
+LAST = {"efficientnet_lite0": "stage6"}
 CROP = replace(VIEWS, crop_scale=(0.15, 0.5))  # ours: smaller than SwAV's, because photos show more around a thing
 CROP_SIDE, CROPS = 0.43, 2  # SwAV: 96 of 224 pixels; ours: two, which cost a third of a view
 MAX_GB = 8.0  # of decoded photos held in memory
@@ -64,7 +65,7 @@ def finetune(
     num_classes: int,
     out: RunFolder,
     device: torch.device,
-    steps: int = STEPS,
+    steps: int | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> FeatureSettings:
     """Train with Concord's losses and write the encoder. Returns settings for it, at the size at which it learned.
@@ -77,7 +78,7 @@ def finetune(
         num_classes: C.
         out: where the encoder goes.
         device: where it is trained; on a CPU this takes hours.
-        steps: of training.
+        steps: of training; None: `STEPS`.
         progress: called as progress(finished steps, all steps).
     """
     encoder = open_encoder(features.encoder, features.image_size)
@@ -110,7 +111,7 @@ def finetune(
         images,
         labels.to(device),
         augments=(full, full, *[crop] * CROPS),
-        steps=steps,
+        steps=STEPS if steps is None else steps,
         batch_size=BATCH,
         lr=LR,
         seed=features.seed,

@@ -36,6 +36,7 @@ DIRECTIONS, SLACK = 128, 1.3  # random directions in which they are looked up, a
 CHUNK = 1024  # photos compared with all at a time
 # Bytes per pixel of a compressed photo, ours, wide: outside of these a picture may be blank or noise, and is looked at.
 USUAL_BYTES = (0.05, 0.5)
+FEW_PIXELS = 192 * 192  # ours: a picture up to here may be blank all the same, because the head of a file is most of it
 FLAT = 6.0  # gray levels between the darkest and the brightest hundredth of a blank picture, ours: what JPEG adds
 FREE = 0.15  # correlation of neighboring pixels below which a picture is noise; nearly all photos have 0.8 and more
 LOOK = 256  # side of the central part in which noise is looked for
@@ -162,7 +163,8 @@ def shows_nothing(path: Path) -> bool:
         size = os.path.getsize(path)
     except (OSError, ValueError, Image.DecompressionBombError):
         return False
-    if USUAL_BYTES[0] <= size / max(pixels, 1) <= USUAL_BYTES[1]:
+    is_usual = USUAL_BYTES[0] <= size / max(pixels, 1) <= USUAL_BYTES[1]
+    if is_usual and pixels > FEW_PIXELS:
         return False
     small = _gray(path, (64, 64))
     if small is None:
@@ -170,6 +172,8 @@ def shows_nothing(path: Path) -> bool:
     low, high = np.quantile(small, (0.01, 0.99))
     if high - low <= FLAT:
         return True
+    if is_usual:
+        return False  # noise fills a file
     middle = _middle(path)
     return middle is not None and _is_noise(middle)
 

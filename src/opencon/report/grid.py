@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 
 def spread(values: Sequence[float]) -> tuple[float | None, float | None]:
@@ -20,19 +20,30 @@ def shown(mean: float | None, std: float | None, digits: int = 1) -> str:
     return f"{mean:.{digits}f}" if std is None else f"{mean:.{digits}f} ± {std:.{digits}f}"
 
 
-def markdown(heads: Sequence[str], rows: Sequence[Sequence[str]], *, text_columns: int = 1) -> str:
+Cells = Collection[tuple[int, int]]  # row and column, from 0
+
+
+def markdown(heads: Sequence[str], rows: Sequence[Sequence[str]], *, text_columns: int = 1, bold: Cells = ()) -> str:
     """The first columns hold text, the others numbers."""
     rule = ["---"] * text_columns + ["---:"] * (len(heads) - text_columns)
-    lines = [heads, rule, *rows]
-    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+    cells = [[cell.replace("|", "\\|") for cell in line] for line in rows]
+    lines = [heads, rule, *_marked(cells, bold, "**{}**")]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
-def latex(heads: Sequence[str], rows: Sequence[Sequence[str]], *, text_columns: int = 1) -> str:
+def latex(heads: Sequence[str], rows: Sequence[Sequence[str]], *, text_columns: int = 1, bold: Cells = ()) -> str:
     """A tabular with the rules of booktabs."""
-    lines = [" & ".join(_tex(cell) for cell in line) + r" \\" for line in [heads, *rows]]
+    cells = _marked([[_tex(cell) for cell in line] for line in rows], bold, "\\textbf{{{}}}")
+    lines = [" & ".join(line) + r" \\" for line in [[_tex(head) for head in heads], *cells]]
     body = "\n".join([lines[0], r"\midrule", *lines[1:]])
     columns = "l" * text_columns + "r" * (len(heads) - text_columns)
     return f"\\begin{{tabular}}{{{columns}}}\n\\toprule\n{body}\n\\bottomrule\n\\end{{tabular}}"
+
+
+def _marked(rows: Sequence[Sequence[str]], marked: Cells, mark: str) -> list[list[str]]:
+    return [
+        [mark.format(cell) if (i, j) in marked else cell for j, cell in enumerate(row)] for i, row in enumerate(rows)
+    ]
 
 
 def _tex(text: str) -> str:

@@ -92,6 +92,14 @@ function membersWithPicture(g) {  // surest first, then those that the user labe
 
 const takers = new Map();  // class -> takes its guess as its name
 
+// Groups with the same name become one, so the second group with a guess gets a number.
+function unlikeOthers(c, name) {
+  const isTaken = (own) => page.classes.includes(own) || Object.entries(typed).some(([k, v]) => +k !== c && v === own);
+  let own = name;
+  for (let n = 2; isTaken(own); n++) own = `${name} ${n}`;
+  return own;
+}
+
 function headOf(g) {
   const found = g.kind === "new" ? photos(g.found) : g.found ? photos(g.found) + " found" : "none found";
   const labeled = g.labeled ? `, ${number(g.labeled)} labeled by you` : "";
@@ -107,7 +115,7 @@ function headOf(g) {
     if (guess) {
       const take = el("button", { type: "button", className: "guess", title: "Take the guess as its name" });
       take.append(el("bdi", {}, `looks like: ${guess} (a guess)`));
-      takers.set(g.class, () => { field.value = guessed(g.class); field.oninput(); });
+      takers.set(g.class, () => { field.value = unlikeOthers(g.class, guessed(g.class)); field.oninput(); });
       take.onclick = takers.get(g.class);
       head.append(take);
     }

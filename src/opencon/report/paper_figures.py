@@ -2,6 +2,7 @@
 
     class_figure      figures 2 and 5: the embedding of 10 or 20 classes, half of them seen, by UMAP
     novelty_figure    figure 4: the novelty score of seen and of novel images, and the mistakes
+    distribution_figure  the same from counts, on the paper's axis
     confusion_figure  ours: which classes are taken for which, once groups have names
 
 Each is one PNG whose size follows its words, so that long class names fit. Letters: M images, D embedding size,
@@ -157,6 +158,27 @@ def novelty_figure(
         legend(axes, [*handles, patches[0]])
     figure.text(0.02, 0.93, title, fontsize=14, fontweight="bold", color=INK)
     return save_png(figure, path, bbox_inches="tight", pad_inches=0.15)
+
+
+def distribution_figure(
+    seen: Sequence[float], novel: Sequence[float], *, threshold: float | None, title: str, path: Path
+) -> Path:
+    """The cosine with the nearest seen prototype: counts of seen and of novel images, in equal bins from -1 to 1."""
+    figure = blank_figure((6.4, 4.0))
+    axes = figure.add_axes((0.1, 0.14, 0.87, 0.73))
+    edges = np.linspace(-1, 1, len(seen) + 1)
+    used = np.nonzero(np.asarray(seen) + np.asarray(novel))[0]
+    for name, counts, color in (("seen classes", seen, SEEN), ("novel classes", novel, NOVEL)):
+        axes.stairs(np.asarray(counts) / max(1.0, sum(counts)), edges, fill=True, alpha=0.45, color=color, label=name)
+    if threshold is not None:
+        axes.axvline(threshold, color=INK, linewidth=1, linestyle="--", label="threshold")
+    axes.set_xlim(edges[used[0]], edges[used[-1] + 1])
+    axes.set_xlabel("cosine with the nearest seen prototype", color=INK)
+    axes.set_ylabel("share of the images", color=INK)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, fontsize=9, labelcolor=INK)
+    figure.text(0.02, 0.93, title, fontsize=12, fontweight="bold", color=INK)
+    return save_png(figure, path, bbox_inches="tight", pad_inches=0.1)
 
 
 def confusion(predicted: ArrayLike, truth: ArrayLike) -> tuple[NDArray[np.int64], list[int], list[int]]:

@@ -1,11 +1,11 @@
 """Several runs in one picture: their embeddings, or their confusion matrices, over the same classes.
 
-Letters: M images, D embedding size, S = num_seen.
+Letters: M images, D embedding size.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from opencon.errors import DataError
-from opencon.report.figures import COLORS, INK, NOVEL, SEEN, blank_figure, project, save_png
-from opencon.report.paper_figures import choose_classes, confusion
+from opencon.report.figures import COLORS, INK, NOVEL, SEEN, blank_figure, save_png
+from opencon.report.paper_figures import choose_classes, confusion, project_classes
 
 PANEL = 4.6  # inches
 MOST_IN_A_ROW = 3  # panels, ours: four would be too small to read on a page
@@ -28,22 +28,26 @@ class Panel:
 
     title: str
     z: ArrayLike  # (M, D)
-    predicted: ArrayLike  # (M,)
     truth: ArrayLike  # (M,)
+    num_seen: int
+    class_names: Mapping[int, str]  # of the classes in `truth`, at least
+    predicted: ArrayLike = ()  # (M,) for a confusion matrix
 
 
-def maps_figure(
-    panels: Sequence[Panel], *, num_seen: int, class_names: Sequence[str], path: Path, number: int = 10
-) -> Path:
-    """Draw the embeddings of `number` classes, the same ones in every panel; returns the path of the PNG."""
-    chosen = _chosen(panels, num_seen, number)
+def maps_figure(panels: Sequence[Panel], *, path: Path, number: int = 10, title: str = "") -> Path:
+    """Draw the embeddings of `number` classes, seen ones as circles, novel ones as triangles; returns the path of the PNG.
+
+    Panels of the same data show the same classes, and their names stand below where all are of the same data.
+    """
     figure, axes = _grid(len(panels))
     handles: list[Any] = []
-    for panel, ax in zip(panels, axes, strict=True):
+    same = [[other for other in panels if other.class_names == panel.class_names] for panel in panels]
+    for panel, alike, ax in zip(panels, same, axes, strict=True):
+        chosen, num_seen = _chosen(alike, number), panel.num_seen
         truth = np.asarray(panel.truth)
         rows = np.flatnonzero(np.isin(truth, chosen))
         rows = rows[:: -(-len(rows) // MOST_ROWS)]
-        how, xy = project(np.asarray(panel.z, dtype=np.float64)[rows])
+        how, xy = project_classes(np.asarray(panel.z, dtype=np.float64)[rows])
         area = float(np.clip(22000 / len(xy), 6, 50))
         handles = [
             ax.scatter(
@@ -53,25 +57,27 @@ def maps_figure(
                 marker="o" if c < num_seen else "^",
                 linewidths=0,
                 alpha=0.8,
-                label=class_names[c],
+                label=panel.class_names[c],
             )
             for i, c in enumerate(chosen)
         ]
         ax.axis("off")
-        ax.set_title(f"{panel.title} ({how})", fontsize=12, color=INK)
-    legend = figure.legend(handles=handles, loc="lower center", ncols=min(5, len(chosen)), frameon=False, fontsize=9)
-    for text, c in zip(legend.get_texts(), chosen, strict=True):
-        text.set_color(SEEN if c < num_seen else NOVEL)
+        ax.set_title(f"{panel.title}\n({how})", fontsize=11, color=INK)
+    if len(same[0]) == len(panels):
+        legend = figure.legend(
+            handles=handles, loc="lower center", ncols=min(5, len(handles)), frameon=False, fontsize=9
+        )
+        for text, c in zip(legend.get_texts(), chosen, strict=True):
+            text.set_color(SEEN if c < num_seen else NOVEL)
+    figure.text(0.125, 0.97, title, fontsize=13, fontweight="bold", color=INK)
     return save_png(figure, path, bbox_inches="tight", pad_inches=0.15)
 
 
-def confusions_figure(
-    panels: Sequence[Panel], *, num_seen: int, class_names: Sequence[str], path: Path, number: int = 10
-) -> Path:
-    """Draw which share of each of `number` classes went where, for every run; returns the path of the PNG."""
+def confusions_figure(panels: Sequence[Panel], *, path: Path, number: int = 10) -> Path:
+    """Draw which share of each of `number` classes went where, for runs of the same data; returns the path of the PNG."""
     from matplotlib.patches import Rectangle
 
-    chosen = _chosen(panels, num_seen, number)
+    chosen, num_seen, class_names = _chosen(panels, number), panels[0].num_seen, panels[0].class_names
     figure, axes = _grid(len(panels))
     for at, (panel, ax) in enumerate(zip(panels, axes, strict=True)):
         predicted, truth = np.asarray(panel.predicted), np.asarray(panel.truth)
@@ -95,12 +101,12 @@ def confusions_figure(
     return save_png(figure, path, bbox_inches="tight", pad_inches=0.15)
 
 
-def _chosen(panels: Sequence[Panel], num_seen: int, number: int) -> list[int]:
+def _chosen(panels: Sequence[Panel], number: int) -> list[int]:
     """Classes that every run has images of."""
     common = set.intersection(*({int(c) for c in np.asarray(panel.truth)} for panel in panels))
     if not common:
         raise DataError("the runs share no class with images, so they cannot be shown side by side.")
-    return choose_classes(np.array(sorted(common)), num_seen, number=number)
+    return choose_classes(np.array(sorted(common)), panels[0].num_seen, number=number)
 
 
 def _grid(number: int) -> tuple[Any, list[Any]]:

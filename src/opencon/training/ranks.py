@@ -185,7 +185,7 @@ def add_gradients(module: nn.Module, *, is_shared: bool) -> None:
         module: has an `embedder` with an `encoder`.
         is_shared: whether each rank has encoded its own share; otherwise all have done all the work.
     """
-    if num_ranks() == 1:
+    if not dist.is_initialized():
         return
     of_encoder = {id(p) for p in module.embedder.encoder.parameters()} if is_shared else set()  # type: ignore[union-attr]
     for kind in (torch.float32, torch.float64, torch.float16, torch.bfloat16):

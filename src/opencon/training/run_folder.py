@@ -42,7 +42,16 @@ from opencon.files import PARTIAL, explained, parse_json, read_file, write_whole
 from opencon.plugins import recall
 
 # Settings that may change when a run is resumed: where files lie, how they are read, how often the run logs and saves.
-HARMLESS = {"data.root", "data.memory_gb", "encoder.weights", "train.log_every", "train.save_seconds", "eval.every"}
+HARMLESS = {
+    "data.root",
+    "data.memory_gb",
+    "data.decode",
+    "encoder.weights",
+    "train.log_every",
+    "train.save_seconds",
+    "eval.every",
+}
+HARMLESS |= {"data.decode"}
 HARMLESS |= {"train.sync_norms"}  # only with several ranks, whose number may change, too
 
 

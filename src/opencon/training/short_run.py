@@ -45,7 +45,7 @@ def short_run(
     Args:
         method: on the device of the images.
         images: (M, ...) what the augmentations take.
-        labels: (M,) class of a labeled image, -1 elsewhere; there must be both.
+        labels: (M,) class of a labeled image, -1 elsewhere; some must be -1.
         augments: of the views, two or more.
         steps: of the optimizer.
         batch_size: at most; smaller where there are fewer images.
