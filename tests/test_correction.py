@@ -1,15 +1,17 @@
-"""Corrections of prototypes: what nothing chooses goes, twins merge, one that is two splits; right ones stay."""
+"""The number of prototypes, decided in training: what nothing chooses goes, twins merge, one that is two splits."""
 
 import pytest
 import torch
 import torch.nn.functional as F
 
 from opencon.config import with_settings
+from opencon.experiments.evaluate import draw_numbers
 from opencon.experiments.recipes import get_recipe
+from opencon.experiments.train import changed_number
 from opencon.experiments.workbench import assemble, prepare
 from opencon.methods import Epoch
-from opencon.prototypes import seen_score
-from opencon.prototypes.correction import correct
+from opencon.prototypes import correction, seen_score
+from opencon.prototypes.correction import correct, look
 
 SEEN, CLASSES, DIM, EACH = 3, 6, 16, 40
 
@@ -25,10 +27,14 @@ def world():
     return z, truth, labels, directions
 
 
+def decided(*known):
+    return correct(*known, num_seen=SEEN, evidence=look(*known, num_seen=SEEN))
+
+
 def found(world, prototypes, live=None):
     z, truth, labels, _ = world
     live = torch.ones(len(prototypes), dtype=torch.bool) if live is None else live
-    result = correct(prototypes, live, z, labels, num_seen=SEEN)
+    result = decided(prototypes, live, z, labels)
     nearest = torch.where(result.live, z @ result.prototypes.T, -2.0).argmax(dim=1)
     groups = {tuple(truth[nearest == c].unique().tolist()) for c in nearest.unique()}
     assert groups == {(c,) for c in range(CLASSES)}
@@ -59,12 +65,34 @@ def test_one_that_is_two_classes_splits_where_a_place_is_free(world):
     assert found(world, prototypes, live) == (CLASSES, (0, 0, 1))
 
 
+def test_where_groups_do_not_come_back_the_number_in_use_stands():
+    z = F.normalize(torch.randn(300, DIM, generator=torch.Generator().manual_seed(0)), dim=1)
+    labels = torch.where(torch.arange(300) < 60, torch.arange(300) % SEEN, -1)
+    result = decided(torch.eye(DIM), torch.ones(DIM, dtype=torch.bool), z, labels)
+    assert int(result.live.sum()) == DIM  # every direction has its rows, and no grouping of noise is found again
+
+
+def test_evidence_of_several_epochs_decides_and_of_numbers_as_good_the_smallest():
+    better = torch.tensor([[0.9, 0.9, 0.95], [0.9, 0.95, 0.9], [0.9, 0.97, 0.97], [0.9, 0.9, 0.9]])  # of 1, 2, 3 groups
+    evidence = torch.cat([torch.full((4, 1), correction.NOT_TRIED), better], dim=1)
+    assert correction._number(evidence, in_use=7) == 2  # as good as 3, to the standard error; 1 is worse
+    assert correction._number(evidence[[0, 0]], in_use=7) == 3
+    assert correction._number(evidence.clamp(max=0.7), in_use=7) == 7  # groups come back at no number
+
+
 def test_seen_prototypes_never_go_and_never_move(world):
     z, truth, labels, directions = world
-    rows = truth != 1  # a seen class without an image
-    result = correct(directions, torch.ones(CLASSES, dtype=torch.bool), z[rows], labels[rows], num_seen=SEEN)
+    rows = (truth != 1) | (torch.arange(len(truth)) == EACH)  # of a seen class, a single labeled image
+    assert int((labels[rows] == 1).sum()) == 1
+    result = decided(directions, torch.ones(CLASSES, dtype=torch.bool), z[rows], labels[rows])
     assert result.live[:SEEN].all()
     torch.testing.assert_close(result.prototypes[:SEEN], directions[:SEEN])
+
+
+def test_halves_share_every_label_and_a_lone_one_is_in_both():
+    labels = torch.tensor([0, 0, 0, 0, 1, -1, -1, -1, -1, -1])
+    for half in correction._halves(labels, torch.Generator().manual_seed(0)):
+        assert torch.bincount(labels[half] + 1).tolist() in ([2, 2, 1], [3, 2, 1])
 
 
 def test_the_seen_score_over_live_prototypes_is_that_of_those_alone():
@@ -79,19 +107,49 @@ def corrected_digits(*settings):
     return prepare(config, torch.device("cpu"))
 
 
-def test_a_dead_prototype_is_chosen_by_nothing_and_has_no_share():
+def test_the_prior_waits_until_the_number_is_decided_and_is_spread_over_what_is_left():
     bench = corrected_digits()
     method = bench.method
-    method.live[20:] = False
-    assignment = method.assign(bench.bank())
-    assert assignment.classes.max() < 20
-    assert assignment.p[:, 20:].max() == 0
-    method._correct(Epoch(10, 100, bench.bank))
+    for index in (0, 8, 9, 10):
+        assert float(method.prior_weight) == 0.0
+        method.before_epoch(Epoch(index, 100, bench.bank))
+    assert float(method.prior_weight) == method.config.weight_prior
+    assert (method.evidence > correction.NOT_TRIED).any(dim=2).all()  # both looks were taken
     left = int(method.live.sum())
-    assert left < 20
+    assert left < 30
     assert method.prior[~method.live].max() <= 1e-5
     assert method.prior[method.live].sum() == pytest.approx(1.0, abs=1e-3)
-    assert int(method.corrected.sum()) >= 20 - left
+    assert int(method.corrected[0] + method.corrected[1] - method.corrected[2]) == 30 - left
+    assignment = method.assign(bench.bank())
+    assert assignment.classes.max() < left
+    assert assignment.p[:, left:].max() == 0
+
+
+def test_a_short_run_decides_after_half_of_its_epochs():
+    bench = corrected_digits()
+    bench.method.before_epoch(Epoch(1, 2, bench.bank))
+    assert int(bench.method.live.sum()) < 30
+
+
+def test_a_step_counts_who_is_chosen_and_the_next_epoch_says_how_many():
+    bench = corrected_digits()
+    method = bench.method
+    guesses = torch.tensor([7, 7, 20])
+    method.after_step(torch.empty(0, 128), torch.empty(0, dtype=torch.long), guesses)
+    method.before_epoch(Epoch(1, 100, bench.bank))
+    assert (int(method.in_use), int(method.chosen.sum())) == (2, 0)
+
+
+def test_what_happened_is_said_and_drawn(tmp_path):
+    before = {"epoch": 9, "prototypes": 30.0, "prototypes_in_use": 11.0}
+    after = {"prototypes": 10.0, "prototypes_gone": 19.0, "prototypes_merged": 1.0, "prototypes_split": 0.0}
+    said = changed_number(before, after)
+    assert said.startswith("30 prototypes became 10: 19 were hardly chosen and went; then 1 fewer")
+    assert changed_number(before, before) == changed_number({}, after) == changed_number(before, {}) == ""
+    draw_numbers([{"epoch": 0}], tmp_path)
+    assert not list(tmp_path.iterdir())
+    draw_numbers([before, {"epoch": 10, "prototypes_in_use": 11.0, **after}], tmp_path)
+    assert (tmp_path / "numbers.png").stat().st_size > 1000
 
 
 def test_an_estimated_number_is_corrected_and_a_given_one_is_not():
@@ -109,12 +167,12 @@ def test_auto_counts_on_the_first_features(monkeypatch):
         asked.append((z.shape, int((labels >= 0).sum()), num_seen))
         return CountEstimate(12, 9, 14, (), "")
 
-    monkeypatch.setattr(workbench, "estimate_classes", count)
+    monkeypatch.setattr(workbench, "count_classes", count)
     config = with_settings(get_recipe("digits"), ["split.num_classes=auto"])
     dataset = workbench.load_dataset(config.data)
     bench = assemble(config, dataset, torch.device("cpu"))
     assert asked == [((1797, 128), len(bench.split.labeled), 5)]
-    assert bench.split.num_classes == 14  # OpenCon corrects, and starts with the upper end
+    assert bench.split.num_classes == 24  # OpenCon decides in training, and starts with twice as many
     assert bench.method.corrects
     other = with_settings(get_recipe("orca/digits"), ["split.num_classes=auto"])
     assert assemble(other, dataset, torch.device("cpu")).split.num_classes == 12

@@ -346,6 +346,22 @@ def test_crop_places_are_uniform_whole_pixels():
     assert (counts - 20_000 / 35).abs().max() < 5 * math.sqrt(20_000 / 35)
 
 
+def test_shifts_by_whole_pixels_are_uniform_and_leave_the_image_sharp():
+    config = AugmentConfig(crop_scale=None, flip_p=0, jitter_p=0, gray_p=0, shift=2 / 8, whole_pixels=True)
+    view = Augment(config, image_size=8, channels=3)
+    params = view.draw(5000, (8, 8), torch.Generator().manual_seed(0))
+    down_and_right = (params.shift * 8).round()
+    torch.testing.assert_close(params.shift * 8, down_and_right)
+    counts = torch.bincount((down_and_right + 2).long() @ torch.tensor([5, 1]))  # each of 5 x 5 alike
+    assert len(counts) == 25
+    assert (counts - 200).abs().max() < 5 * math.sqrt(200)
+    images = torch.randint(256, (5000, 3, 8, 8), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
+    middle = view.apply(images, params)[:, :, 2:6, 2:6] * 255
+    patches = images.unfold(2, 4, 1).unfold(3, 4, 1).float()  # (B, 3, 5, 5, 4, 4)
+    away = (patches - middle[:, :, None, None]).abs().amax(dim=(1, 4, 5)).flatten(1)  # (B, 25)
+    assert away.amin(dim=1).max() < 0.01  # the middle of a view is a piece of the image, to rounding
+
+
 def test_orders_are_uniform_over_all_24():
     turns = draw(24_000).turns
     counts = Counter(map(tuple, turns.tolist()))

@@ -42,6 +42,17 @@ def test_matches_the_loop(seed, num_seen, ratio):
     assert split.unlabeled.tolist() == [i for i in range(300) if i not in labeled]
 
 
+@pytest.mark.parametrize("seed", [0, 5])
+def test_the_exact_rule_draws_a_share_of_the_pooled_images(seed):
+    classes = some_classes(seed)
+    config = SplitConfig(num_seen=3, labeled_ratio=0.4, seed=seed, rule="exact")
+    split = make_split(classes, config, num_data_classes=6)
+    pooled = (classes < 3).nonzero().flatten().tolist()
+    drawn = np.random.RandomState(seed).choice(len(pooled), int(0.4 * len(pooled)), replace=False)
+    assert split.labeled.tolist() == sorted(pooled[i] for i in drawn)
+    assert max(np.diff(split.labeled.numpy())) > 1  # drawn from all over the file, not its beginning
+
+
 def test_small_example_by_hand():
     # RandomState(0) begins .5488 .7152 .6028 .5449 .4237 .6459 .4376; images 1 and 4 are novel and draw nothing.
     classes = torch.tensor([0, 2, 0, 1, 2, 0, 1, 0, 1])

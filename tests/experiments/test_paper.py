@@ -11,6 +11,7 @@ from opencon.cli import app
 from opencon.config import with_settings
 from opencon.errors import ConfigError
 from opencon.experiments.paper import (
+    QUICK,
     Means,
     Plan,
     chosen,
@@ -110,6 +111,8 @@ def test_validation_looks_at_labeled_images_alone():
 
 def test_every_method_has_as_many_trials_and_the_recipe_is_one():
     assert {len(trials) for trials in grids().values()} == {6}
+    in_table = {row.recipe.partition("/")[0] for row in read_manifest("main").rows if row.data == "cifar100"}
+    assert {*grids()} == in_table - {"kmeans"}
     for method, trials in grids().items():
         assert trials[0].settings == ()
         for trial in trials:
@@ -126,19 +129,24 @@ def test_the_best_trial_of_each_method_is_chosen(tmp_path):
     assert found == [trials_of[1].label for trials_of in (grids()["gcd"], grids()["uno"])]
 
 
+def test_a_quick_trial_is_quick_whatever_it_changes():
+    (cell,) = trial_cells(["simgcd"], "digits", QUICK)[grids()["simgcd"][4]]  # 200 epochs
+    assert with_settings(get_recipe("simgcd/digits"), cell.settings).train.epochs == 2
+
+
 def test_a_dry_run_needs_neither_data_nor_weights(tmp_path):
     result = CliRunner().invoke(app, ["paper", "modified", "--dry-run", "--data", str(tmp_path)])
     assert result.exit_code == 0
     assert "0 runs." in result.output
 
 
-def test_a_table_of_two_losses_on_the_digits(tmp_path):
-    words = ["paper", "modified", "--quick", "--out", str(tmp_path / "p"), "--device", "cpu"]
+def test_a_table_of_two_methods_and_two_seeds_on_the_digits(tmp_path):
+    words = ["paper", "pcl", "--quick", "--seeds", "0-1", "--out", str(tmp_path / "p"), "--device", "cpu"]
     result = CliRunner().invoke(app, words)
     assert result.exit_code == 0, result.output
-    text = (tmp_path / "p" / "tables" / "modified.md").read_text()
-    assert text.splitlines()[2].startswith("| L_OpenCon | ")
-    assert "| 1 |" in text.splitlines()[3]
+    text = (tmp_path / "p" / "tables" / "pcl.md").read_text().splitlines()
+    assert [line.split(" | ")[0] for line in text[2:]] == ["| PCL", "| OpenCon"]
+    assert all("±" in line and line.endswith("| 2 |") for line in text[2:])
 
 
 @pytest.mark.slow
@@ -156,7 +164,7 @@ def test_validation_on_the_digits(tmp_path):
     words = ["paper", "main", "--quick", "--validate", "--out", str(tmp_path / "v"), "--device", "cpu"]
     result = CliRunner().invoke(app, words)
     assert result.exit_code == 0, result.output
-    assert result.stdout.count("chosen") == 5
+    assert result.stdout.count("chosen") == len(grids())
 
 
 def test_the_page_is_made_from_the_record(monkeypatch):

@@ -145,6 +145,33 @@ def test_alignment_is_similarity_to_the_normalized_class_mean():
     assert terms.alignment.sum().item() == pytest.approx(want.item())
 
 
+@pytest.mark.parametrize("tau", [0.4, 50.0])
+def test_the_loss_of_the_mean_classifier_bounds_the_contrastive_loss(tau):
+    """Appendix D: E L_n >= (1 - gamma) / tau L*_sup, where the paper takes means over sets that hold the anchor itself.
+
+    A loss leaves its anchor out and sums over N - 1 candidates. So the bound is higher by log(N - 1) and, for the anchor
+    in its own candidates, lower by the mean of (1 - z . m) / (tau (N - 1)), with m the mean of all rows. At a high
+    temperature Jensen's inequality is an equality to 1 / tau^2, and the two meet but for the anchor among its positives.
+    """
+    num_classes, each = 4, 60
+    label = torch.arange(num_classes).repeat(each)
+    g = torch.Generator().manual_seed(0)
+    spread = torch.randn(len(label), 6, generator=g, dtype=torch.float64)
+    z = F.normalize(2 * torch.eye(6, dtype=torch.float64)[label] + spread, dim=1)
+    loss = contrast_within(z, torch.ones(len(z), dtype=torch.bool), label, temperature=tau)
+
+    means = torch.stack([z[label == c].mean(dim=0) for c in range(num_classes)])  # the mean classifier
+    apart = [means[c] @ (means[c] - means[d]) for c in range(num_classes) for d in range(num_classes) if c != d]
+    gamma, supervised = 1 / num_classes, -torch.stack(apart).mean()
+    alone = (1 - z @ z.mean(dim=0)).mean() / (tau * (len(z) - 1))
+    bound = math.log(len(z) - 1) + (1 - gamma) / tau * supervised - alone
+    assert supervised < 0
+    assert loss >= bound
+    if tau > 1:
+        own = (1 - (z * means[label]).sum(dim=1)).mean() / (tau * (each - 1))
+        assert (loss - bound - own).abs() < 1 / tau**2
+
+
 @pytest.mark.parametrize("rows", [BLOCKED_FROM["cpu"] - 1, BLOCKED_FROM["cpu"]])
 def test_the_form_taken_by_size_does_not_change_the_loss(rows, monkeypatch):
     z, member, group = batch(7, rows=rows, groups=9)

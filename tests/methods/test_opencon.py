@@ -237,3 +237,26 @@ def test_prior_of_the_wrong_length_is_refused():
 def test_bad_settings_are_refused(key, value, message):
     with pytest.raises(ConfigError, match=f"method.{key} = .*{message}"):
         OpenConConfig(**{key: value})
+
+
+def test_the_guess_makes_the_bound_of_the_e_step_tight():
+    """Section 4.1: log p(x) >= sum_c q(c) log(p(x, c) / q(c)), with equality where q is the posterior.
+
+    Under von Mises-Fisher classes of equal shares, p(x, c) is proportional to exp(logit_c). The probabilities of `assign`
+    reach the bound, other distributions do not; and of all one-hot ones its classes come nearest.
+    """
+    method = build(OpenConConfig())
+    z = torch.nn.functional.normalize(torch.randn(50, 6, generator=torch.Generator().manual_seed(1)).double(), dim=1)
+    joint = method.row_logits(z)  # (M, C), log p(x, c) up to a constant
+    given = method.assign(FeatureBank(z, torch.full((50,), -1)))
+
+    def bound(q):
+        return (torch.special.xlogy(q, q).neg() + q * joint).sum(dim=1)
+
+    likelihood = joint.logsumexp(dim=1)
+    torch.testing.assert_close(bound(given.p), likelihood)
+    other = torch.rand(50, joint.shape[1], generator=torch.Generator().manual_seed(2)).double()
+    assert (bound(other / other.sum(dim=1, keepdim=True)) < likelihood).all()
+    one_hot = torch.eye(joint.shape[1]).double()
+    each = torch.stack([bound(q.expand(50, -1)) for q in one_hot], dim=1)  # (M, C)
+    assert torch.equal(each.argmax(dim=1), given.classes)

@@ -83,12 +83,12 @@ def say_missing(plan: Plan) -> None:
 
 def show_tables(plan: Plan, sweep: object, form: str) -> None:
     """Every table, to the screen and into files."""
-    from opencon.experiments.paper import far_cells, render_table, row_of, write_tables
+    from opencon.experiments.paper import far_cells, render_table, write_tables
     from opencon.experiments.sweep import Sweep
 
     assert isinstance(sweep, Sweep)
     for manifest in plan.manifests:
-        rows = [row_of(sweep, row, plan.means) for row in manifest.rows]
+        rows = plan.measured(sweep, manifest)
         sys.stdout.write(f"\n{manifest.title} ({manifest.place})\n\n{render_table(manifest, rows, form)}\n")
         for label, column, ours, published in [] if plan.means.quick else far_cells(manifest, rows):
             errors.print(f"{manifest.name}, {label}: {column} {ours:.1f}, published {published:.1f}")

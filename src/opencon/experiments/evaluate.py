@@ -22,6 +22,8 @@ from opencon.openworld.engine import COUNTERS
 from opencon.report.figures import embedding_figure
 from opencon.report.paper_figures import choose_classes, class_figure, confusion_figure, novelty_figure
 from opencon.report.side_by_side import Panel, confusions_figure, maps_figure
+from opencon.report.sweep_chart import sweep_chart
+from opencon.training.run_folder import RunFolder
 
 COUNT = "count:"
 FURTHER = ("embedding", "novelty", *(COUNT + name for name in COUNTERS.names()))
@@ -73,7 +75,21 @@ def evaluate_run(
     if figures is not None:
         for note in draw_paper_figures(bench, bank, assignment, figures, num_drawn):
             say(note)
+        draw_numbers(RunFolder.open_for_reading(out).read_metrics(), figures)
     return record
+
+
+def draw_numbers(records: Sequence[Mapping[str, Any]], folder: Path) -> None:
+    """numbers.png: how many prototypes there were after each epoch, and how many were chosen; where that was decided."""
+    kept = [record for record in records if "prototypes" in record]
+    if not kept:
+        return
+    series = {
+        name: [(str(record["epoch"]), record[key], None) for record in kept]
+        for name, key in (("prototypes", "prototypes"), ("in use, the epoch before", "prototypes_in_use"))
+    }
+    words = {"x_title": "epoch", "y_title": "number", "title": "Prototypes in training"}
+    sweep_chart(series, path=folder / "numbers.png", y_zero=True, **words)
 
 
 def check_drawn(number: int) -> None:

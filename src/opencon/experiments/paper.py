@@ -161,7 +161,8 @@ class Means:
         """The runs of a row."""
         if not self.quick:
             return row.cells(self.settings(row), seeds=seeds)
-        return quick_row(row).cells(QUICK if METHODS[row.recipe.partition("/")[0]].config.trains else (), seeds=[0])
+        settings = QUICK if METHODS[row.recipe.partition("/")[0]].config.trains else ()
+        return quick_row(row).cells(settings, seeds=seeds)
 
 
 def quick_row(row: Row) -> Row:
@@ -186,6 +187,9 @@ class Plan:
     means: Means
     cells: tuple[Cell, ...]  # of all tables, each once, seed by seed
     missing: tuple[tuple[str, str, str], ...]  # table, row, what it lacks
+    quick_seeds: tuple[int, ...] | None = (
+        None  # that a quick table shows; others show what is left of their manifest, too
+    )
 
     @classmethod
     def made(cls, manifests: Sequence[Manifest], means: Means, *, seeds: Iterable[int] | None = None) -> Plan:
@@ -205,7 +209,12 @@ class Plan:
                     also = tuple(sorted({*cell.also, *(found[cell.name].also if cell.name in found else ())}))
                     found[cell.name] = replace(cell, also=also, labels={})
         ordered = sorted(found.values(), key=lambda cell: cell.seed)  # stable: the order of the tables stays
-        return cls(tuple(manifests), means, tuple(ordered), tuple(missing))
+        quick_seeds = tuple(chosen_seeds) if means.quick and chosen_seeds else None
+        return cls(tuple(manifests), means, tuple(ordered), tuple(missing), quick_seeds)
+
+    def measured(self, sweep: Sweep, manifest: Manifest) -> list[SweepRow]:
+        """What has been measured of each row of a table."""
+        return [row_of(sweep, row, self.means, self.quick_seeds) for row in manifest.rows]
 
 
 # --- tables -----------------------------------------------------------------------------------------------------------
@@ -265,7 +274,7 @@ def write_tables(plan: Plan, sweep: Sweep, folder: Path) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     written = []
     for manifest in plan.manifests:
-        rows = [row_of(sweep, row, plan.means) for row in manifest.rows]
+        rows = plan.measured(sweep, manifest)
         for form, suffix in (("markdown", "md"), ("latex", "tex")):
             path = folder / f"{manifest.name}.{suffix}"
             path.write_text(render_table(manifest, rows, form) + "\n", encoding="utf-8")

@@ -156,6 +156,8 @@ def train_epochs(
             watcher.stepped(training, epoch, steps)
 
     def on_epoch(epoch: int, means: dict[str, float]) -> None:
+        if news := changed_number(training.record, means):
+            callbacks.say(f"Epoch {epoch}: {news}")
         training.record = keeper.epoch_done(epoch, means, score)
         for watcher in watchers:
             watcher.epoch_done(training, training.record)
@@ -189,6 +191,18 @@ def train_epochs(
             on_epoch=on_epoch,
         )
     return last[0] if last else None
+
+
+def changed_number(before: Mapping[str, Any], means: Mapping[str, float]) -> str:
+    """A sentence where the number of prototypes was decided since the epoch before; else nothing."""
+    had, has = before.get("prototypes"), means.get("prototypes")
+    if had is None or has is None or had == has:
+        return ""
+    gone, merged, split = (int(means[f"prototypes_{name}"]) for name in ("gone", "merged", "split"))
+    return (
+        f"{had:.0f} prototypes became {has:.0f}: {gone} were hardly chosen and went; then {merged} fewer (halves of a "
+        f"class) and {split} more (two classes in one)."
+    )
 
 
 def last_record(folder: RunFolder, config: RunConfig, scored: Mapping[str, Any]) -> dict[str, Any]:

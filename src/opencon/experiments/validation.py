@@ -55,7 +55,7 @@ def trial_cells(
     fixed = (*places, "split.validation=true")
     return {
         trial: [
-            Cell(f"{method}/{data}", seed, (*fixed, *trial.settings), {"method": method, "trial": trial.label})
+            Cell(f"{method}/{data}", seed, (*trial.settings, *fixed), {"method": method, "trial": trial.label})
             for seed in seeds
         ]
         for method in methods

@@ -14,7 +14,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from opencon.config import EvaluationSet, Protocol, RunConfig, with_settings
-from opencon.counting.tree import estimate_classes
 from opencon.data.augment import build_views, plain_view
 from opencon.data.benchmarks import Dataset, dataset_info, labeled_part, load_dataset
 from opencon.data.loader import TwoStreamLoader
@@ -27,6 +26,7 @@ from opencon.experiments.recipes import run_config
 from opencon.methods import METHODS, Assignment, FeatureBank, Method, Task
 from opencon.methods.parts import WeightAverage
 from opencon.metrics import classes_in_use, evaluate, knn_accuracy, open_world_accuracy
+from opencon.openworld.engine import count_classes
 from opencon.runtime import generator, seeded
 from opencon.training.embedding import BATCH, embed_images
 from opencon.training.judged import judged_weights
@@ -288,8 +288,7 @@ def split_of(config: RunConfig, dataset: Dataset, device: torch.device) -> Split
 def estimated_classes(config: RunConfig, dataset: Dataset, labels: Tensor, device: torch.device) -> int:
     """How many classes the training images seem to show, by the features that the run starts from; at least one is novel.
 
-    A method that corrects the number while it trains starts with the upper end of the estimate, at most twice of it: what
-    is too much goes, and is easier to find than a class that is two (ours).
+    A method that decides the number while it trains starts with twice the estimate (ours): too many do no harm there.
     """
     train = dataset.train
     size = config.augment.size or train.images.shape[-1]
@@ -299,11 +298,9 @@ def estimated_classes(config: RunConfig, dataset: Dataset, labels: Tensor, devic
     chunks = torch.split(train.images, BATCH) if isinstance(train.images, Tensor) else train.images.in_order(BATCH)
     z = torch.cat([embed_images(embedder, embedder.features, chunk.to(device), view).cpu() for chunk in chunks])
     num_seen = int(labels.max()) + 1
-    count = estimate_classes(F.normalize(z, dim=1), labels, num_seen=num_seen, seed=config.split.seed)
-    number = count.num_classes
-    if config.method.corrects(is_counted=True):
-        number = max(number, min(count.high, 2 * number))
-    return max(number, num_seen + 1)
+    count = count_classes(F.normalize(z, dim=1), labels, num_seen=num_seen, seed=config.split.seed)
+    number = max(count.num_classes, num_seen + 1)
+    return 2 * number if config.method.corrects(is_counted=True) else number
 
 
 def build_loader(bench: Workbench) -> TwoStreamLoader:

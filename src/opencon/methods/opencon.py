@@ -32,7 +32,7 @@ from opencon.methods.base import (
 )
 from opencon.methods.schedule import usual
 from opencon.prototypes import LOGIT_SCALE, SeenScore, ema_update, novelty_threshold, random_prototypes, seen_score
-from opencon.prototypes.correction import correct
+from opencon.prototypes.correction import APART, HALVINGS, LOOKS, NOT_TRIED, correct, look
 from opencon.runtime import has_triton
 
 CORRECTIONS = ("gone", "merged", "split")
@@ -61,10 +61,10 @@ class OpenConConfig(MethodConfig):
     labeled_loss: Literal["labeled", "known"] = "labeled"  # L_l, or L_known of appendix E, which adds D_u \ D_n
     temperature_known: float | None = None  # tau_k of L_known; None: tau_l (the paper prints neither)
     weight_known: float | None = None  # lambda_k; None: lambda_l
-    # Ours: whether prototypes that are too many go and one that is two splits, see `prototypes.correction`. Released: never.
-    # None: where the number of classes is an estimate (split.num_classes=auto).
+    # Ours: whether the number of prototypes is decided in training, see `prototypes.correction`; until then the prior waits.
+    # Released: never. None: where the number of classes is an estimate (split.num_classes=auto).
     correct: bool | None = None
-    correct_every: int = 10  # epochs between two corrections, ours; the first comes after twice as many
+    correct_at: int = 20  # the epoch before which that happens, ours; in a short run after half of the epochs
 
     ramp_epochs: int = 100  # epochs over which weight_novel grows from 0; paper: 0
     seen_score: SeenScore = "standardized"  # paper: cosine
@@ -85,7 +85,7 @@ class OpenConConfig(MethodConfig):
             require(value is None or value > 0, f"method.{key} = {value} must be above zero, or none.")
         for key in ("temperature_novel", "temperature_labeled", "temperature_unlabeled"):
             require(getattr(self, key) > 0, f"method.{key} = {getattr(self, key)} must be above zero.")
-        require(self.correct_every >= 1, f"method.correct_every = {self.correct_every} must be at least 1.")
+        require(self.correct_at >= 0, f"method.correct_at = {self.correct_at} must not be negative.")
         for key in ("weight_novel", "weight_labeled", "weight_unlabeled", "weight_prior", "ramp_epochs"):
             require(getattr(self, key) >= 0, f"method.{key} = {getattr(self, key)} must not be negative.")
         require(0.0 <= self.momentum < 1.0, f"method.momentum = {self.momentum} must lie in [0, 1).")
@@ -127,6 +127,10 @@ class OpenCon(Method[OpenConConfig]):
     is_started: Tensor  # scalar bool: `start_from` has been called
     live: Tensor  # (C,) bool: prototypes that count; all of them unless they are corrected
     corrected: Tensor  # (3,) how many have gone, were merged, were split, so far
+    prior_weight: Tensor  # scalar on the device: 0 until the number is decided; where it is corrected
+    chosen: Tensor  # (C,) how often unlabeled images chose a prototype in this epoch; where they are corrected
+    in_use: Tensor  # scalar: how many were chosen in the epoch before
+    evidence: Tensor  # (LOOKS, HALVINGS, C + 1) how well groups came back, by their number
 
     def __init__(self, config: OpenConConfig, task: Task, embedder: Embedder) -> None:
         super().__init__(config, task, embedder)
@@ -137,6 +141,10 @@ class OpenCon(Method[OpenConConfig]):
         self.register_buffer("is_started", torch.tensor(False))
         self.register_buffer("live", torch.ones(task.num_classes, dtype=torch.bool))
         self.register_buffer("corrected", torch.zeros(len(CORRECTIONS)))
+        self.register_buffer("prior_weight", torch.tensor(0.0))
+        self.register_buffer("chosen", torch.zeros(task.num_classes))
+        self.register_buffer("in_use", torch.tensor(float(task.num_classes)))
+        self.register_buffer("evidence", torch.full((LOOKS, HALVINGS, task.num_classes + 1), NOT_TRIED))
         self.corrects = config.corrects(task.is_counted)
 
     @classmethod
@@ -148,7 +156,7 @@ class OpenCon(Method[OpenConConfig]):
             # Ten times the paper's prior: of ten prototypes, one that no image chooses costs a tenth of the result. And the
             # mean over anchors: a sum over hundreds of them would diverge.
             ramp = 0 if paper else 30
-            method = replace(method, ramp_epochs=ramp, correct_every=5)
+            method = replace(method, ramp_epochs=ramp, correct_at=10)
             return usual(replace(method, novel_reduction="mean", weight_prior=0.5), kind)
         crop = SIMCLR_CROP if paper else (0.2, 1.0)
         if kind == "cifar":
@@ -161,8 +169,8 @@ class OpenCon(Method[OpenConConfig]):
     def _load_from_state_dict(self, state: dict[str, Any], prefix: str, *args: Any) -> None:
         # Checkpoints from before there was `start_from`, or a correction.
         state.setdefault(f"{prefix}is_started", torch.tensor(False))
-        state.setdefault(f"{prefix}live", torch.ones(self.task.num_classes, dtype=torch.bool))
-        state.setdefault(f"{prefix}corrected", torch.zeros(len(CORRECTIONS)))
+        for name in ("live", "corrected", "prior_weight", "chosen", "in_use", "evidence"):
+            state.setdefault(f"{prefix}{name}", getattr(self, name))
         super()._load_from_state_dict(state, prefix, *args)
 
     @torch.no_grad()
@@ -184,21 +192,36 @@ class OpenCon(Method[OpenConConfig]):
         ramps = c.ramp_epochs and not bool(self.is_started)  # host sync: once an epoch
         ramp = min(1.0, epoch.index / c.ramp_epochs) if ramps else 1.0
         self.novel_weight.fill_(c.weight_novel * ramp)
-        if self.corrects and epoch.index >= 2 * c.correct_every and epoch.index % c.correct_every == 0:
+        if self.corrects:
             self._correct(epoch)
+            if epoch.index:
+                self.in_use.copy_((self.chosen > 0).sum())
+            self.chosen.zero_()
         if c.threshold_from == "labeled_set":
             self.epoch_threshold.copy_(self._threshold(epoch.features()))
 
     @torch.no_grad()
     def _correct(self, epoch: Epoch) -> None:
-        """Drop, merge and split prototypes; the prior is spread over those that are left."""
+        """At some epochs look at groups; at the last one decide how many prototypes there are.
+
+        From then on the prior counts, spread over them.
+        """
+        left = min(self.config.correct_at, epoch.num_epochs // 2) - epoch.index  # epochs until it is decided
+        if left not in range(0, LOOKS * APART, APART):
+            return
         bank = epoch.features()
-        found = correct(self.prototypes, self.live, bank.z, bank.labels, num_seen=self.task.num_seen)
+        known = (self.prototypes, self.live, bank.z, bank.labels)
+        self.evidence[left // APART] = look(*known, num_seen=self.task.num_seen)
+        if left:
+            return
+        evidence = torch.cat([one for one in self.evidence if bool((one > NOT_TRIED).any())])  # a short run looks once
+        found = correct(*known, num_seen=self.task.num_seen, evidence=evidence)
         self.prototypes.copy_(found.prototypes)
         self.live.copy_(found.live)
         self.corrected += torch.tensor([found.gone, found.merged, found.split]).to(self.corrected)
         shares = torch.where(self.live, class_prior(self.config.prior, self.task).to(self.prior), 0.0)
         self.prior.copy_((shares / shares.sum()).clamp(min=SMALLEST_PROBABILITY))
+        self.prior_weight.fill_(self.config.weight_prior)
 
     def _cosine(self, z: Tensor) -> Tensor:
         """(..., D) -> (..., C); that of a prototype which does not count is below all others."""
@@ -233,14 +256,15 @@ class OpenCon(Method[OpenConConfig]):
             self.novel_weight * loss_n
             + weight_labeled * loss_l
             + c.weight_unlabeled * loss_u
-            + c.weight_prior * loss_prior
+            + (self.prior_weight if self.corrects else c.weight_prior) * loss_prior
         )
         logs = {"loss_n": loss_n, "loss_l": loss_l, "loss_u": loss_u, "loss_prior": loss_prior}
         logs = {name: value.detach() for name, value in logs.items()} | {"share_novel": novel.float().mean()}
         if self.corrects:
-            logs |= {"prototypes": self.live.sum()}
+            logs |= {"prototypes": self.live.sum(), "prototypes_in_use": self.in_use}
             logs |= {f"prototypes_{name}": self.corrected[i] for i, name in enumerate(CORRECTIONS)}
-        return StepOutput(loss, logs, carry=self._movers(views.detach(), batch, novel))
+        carry = self._movers(views.detach(), batch, novel)
+        return StepOutput(loss, logs, carry=(*carry, label[0, L:]) if self.corrects else carry)
 
     @torch.no_grad()
     def _decide(self, views: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
@@ -313,8 +337,10 @@ class OpenCon(Method[OpenConConfig]):
         return views.flatten(0, 1), labels.flatten()
 
     def after_step(self, *carry: Tensor) -> None:
-        """Install the moved prototypes."""
-        z, labels = carry
+        """Install the moved prototypes, and count who was chosen."""
+        z, labels, *guesses = carry
+        for guess in guesses:  # (B - L,)
+            self.chosen.index_add_(0, guess, torch.ones_like(guess, dtype=self.chosen.dtype))
         moved = ema_update(self.prototypes, z, labels, momentum=self.config.momentum, kernel=self.kernels)
         self.prototypes.copy_(moved)
 

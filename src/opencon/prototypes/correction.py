@@ -1,36 +1,45 @@
-"""Prototypes that are too many go, and one that stands for two classes becomes two.
+"""How many prototypes there should be, and where: decided once, on features that no prior has shaped.
 
-Letters: M rows, D embedding size, C prototypes, of which the first S belong to seen classes, G groups of rows. `live` (C,)
-says which prototypes count.
+Letters: M rows, D embedding size, C prototypes, of which the first S belong to seen classes, K classes. `live` (C,) says
+which prototypes count.
 
 Why a prototype too many does harm: the prior term of the loss wants every prototype to have its share of the images. So it
-pulls each of them into use, and classes are cut into pieces. Here the prior is spread over live prototypes alone.
+pulls each of them into use, cuts classes into pieces, and the features follow. After that no look at the features can tell
+a piece from a class: they lie as far apart as classes do (measured). So the prior waits until the number is decided. Without
+it, prototypes compete, and about as many are chosen as there are classes, however many they are at the start.
 
-What one class looks like is read off the seen classes. By their cosines, two groups of rows are one class or two:
-
-    apart    mean cosine of the directions of two seen classes
-    nearest  the largest of them
-    within   median cosine of the directions of the two halves (2-means) of a seen class
-
-    merge    two groups whose directions have a cosine above    nearest + MERGE (within - nearest)
-    split    a group whose two halves have a cosine below       apart + SPLIT (within - apart)
-
-Unlabeled rows alone are looked at: labels have pulled the labeled rows of a class together. They do so for the unlabeled
-rows of seen classes, too, if less; that is why halves of a class need not be nearly as close as `within` to be one.
+    in use     novel prototypes that rows choose, but for those that next to nothing chooses; the seen ones always count
+    K          at most in use * MOST; the number at which groups come back best: two halves of the rows are grouped for
+               themselves (semi-supervised k-means), each half then groups all rows, and the two are compared (adjusted Rand
+               index over rows that either takes for novel), at two epochs; of numbers that are worse than the best by no
+               more than the standard error of the difference, the smallest
+    overlap    where groups come back at no number (below CLEAR), such as those of photos of a hundred kinds, fewer groups
+               always come back better: there K is the number in use
+    places     the directions of the K groups of all rows
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-LEAST_ROWS = 0.1  # ours: a novel prototype that fewer rows choose than a tenth of the median of its like goes
-# Ours: on digits in training, halves of a class lie at 0.15 to 0.45 of the way, two classes below 0.1 (measured).
-MERGE, SPLIT = 0.2, 0.1
-SMALLEST_CUT = 8  # ours: rows of a group below which its halves say nothing
+from opencon.cluster.kmeans import kmeans
+from opencon.runtime import generator
+
+# Measured on digits with other seen classes than those reported (5 to 9, even, odd), and on 4, 6 and 8 of the digits.
+LEAST_ROWS = 0.1  # ours: a novel prototype that fewer rows choose than a tenth of the median of its like is not in use
+MOST = 1.2  # ours: of ten classes, nine to twelve are in use when the number is decided
+STEP = 1.05  # ours: from one number to try to the next: each one up to 20
+HALVINGS = 10  # ours: with five, one number in four was off by one or more
+LOOKS, APART = 2, 2  # ours: with features of one epoch alone, one number in five was; two epochs lie between the two
+CLEAR = 0.8  # Tibshirani and Walther 2005, "Cluster validation by prediction strength": 0.8 to 0.9
+NOT_TRIED = -2.0  # below any adjusted Rand index
+STARTS = 10  # ours, of k-means: with two, halves differ because one of them was grouped badly
+LEAST_IN_GROUP = 8  # ours: unlabeled rows for each novel group, on average: halves of few rows say nothing
 MOST_ROWS = 20000  # ours: of more rows so many are looked at; groups of a hundred classes have 200 rows then
 
 
@@ -41,13 +50,13 @@ class Correction:
     prototypes: Tensor  # (C, D) unit rows
     live: Tensor  # (C,)
     gone: int  # that nothing, or too little, chose
-    merged: int
-    split: int
+    merged: int  # of those in use, how many there are fewer
+    split: int  # or how many there are more
 
 
 @torch.no_grad()
-def correct(prototypes: Tensor, live: Tensor, z: Tensor, labels: Tensor, *, num_seen: int) -> Correction:
-    """Drop novel prototypes that next to nothing chooses, merge twins, split what is two classes.
+def look(prototypes: Tensor, live: Tensor, z: Tensor, labels: Tensor, *, num_seen: int) -> Tensor:
+    """(HALVINGS, C + 1) how well groups come back, for each number of them; NOT_TRIED for the others.
 
     Args:
         prototypes: (C, D) unit rows.
@@ -56,98 +65,91 @@ def correct(prototypes: Tensor, live: Tensor, z: Tensor, labels: Tensor, *, num_
         labels: (M,) class of a labeled row, -1 elsewhere.
         num_seen: S.
     """
-    device = prototypes.device
-    rows = (labels < 0).nonzero()[:, 0]
-    z = z[rows[:: max(1, len(rows) // MOST_ROWS)]].cpu().float()
-    new, alive = prototypes.cpu().float().clone(), live.cpu().clone()
-
-    sizes = torch.bincount(_nearest(z, new, alive), minlength=len(new))
-    novel = alive & (torch.arange(len(new)) >= num_seen)
-    used = sizes[novel & (sizes > 0)]
-    too_few = novel & (sizes <= LEAST_ROWS * (used.float().median() if len(used) else 0.0))
-    alive &= ~too_few
-
-    choice = _nearest(z, new, alive)
-    apart, limit = _limits(z, choice, num_seen)
-    merged = _merge(z, choice, new, alive, num_seen, limit)
-    split = _split(z, _nearest(z, new, alive), new, alive, num_seen, apart)
-    return Correction(new.to(prototypes), alive.to(device), int(too_few.sum()), merged, split)
+    z, labels = _some(z, labels)
+    in_use = _in_use(prototypes, live, z, labels, num_seen)
+    most = min(round(MOST * in_use), len(prototypes), num_seen + int((labels < 0).sum()) // LEAST_IN_GROUP)
+    found = z.new_full((HALVINGS, len(prototypes) + 1), NOT_TRIED)
+    for number in _numbers(num_seen + 1, most):
+        found[:, number] = _come_back(z, labels, number, num_seen).to(found)
+    return found
 
 
-def _nearest(z: Tensor, prototypes: Tensor, live: Tensor) -> Tensor:
-    """(M,) the live prototype that each row chooses."""
-    return torch.where(live, z @ prototypes.T, -2.0).argmax(dim=1)
+@torch.no_grad()
+def correct(
+    prototypes: Tensor, live: Tensor, z: Tensor, labels: Tensor, *, num_seen: int, evidence: Tensor
+) -> Correction:
+    """Decide how many prototypes count, and put the novel ones where groups of rows are; arguments as those of `look`.
+
+    Args:
+        evidence: (n, C + 1) what `look` has found, of one or more epochs.
+    """
+    z, labels = _some(z, labels)
+    in_use = _in_use(prototypes, live, z, labels, num_seen)
+    number = _number(evidence, in_use)
+    stream = generator(z.device, number)
+    groups = kmeans(z, number, labels=labels, num_seen=num_seen, num_starts=STARTS, generator=stream).assignment
+    total = torch.zeros_like(z[:1]).repeat(len(prototypes), 1).index_add_(0, groups, z)
+    place = torch.arange(len(prototypes), device=z.device)[:, None]
+    novel = (place >= num_seen) & (place < number)
+    new = torch.where(novel, F.normalize(total, dim=1), prototypes.to(z)).to(prototypes)
+    merged, split = max(in_use - number, 0), max(number - in_use, 0)
+    return Correction(new, place[:, 0] < number, int(live.sum()) - in_use, merged, split)
 
 
-def _limits(z: Tensor, choice: Tensor, num_seen: int) -> tuple[float, float]:
-    """The cosine below which two halves are two classes, and that above which two groups are one; see the top."""
-    groups = [rows for c in range(num_seen) if len(rows := z[choice == c])]
-    halves = [_cosine(rows[side], rows[~side]) for rows in groups if (side := _halves(rows)) is not None]
-    if len(groups) < 2 or not halves:
-        return -2.0, 2.0  # one seen class, or tiny ones, show nothing: all stays as it is
-    directions = F.normalize(torch.stack([rows.sum(dim=0) for rows in groups]), dim=1)
-    cosine = directions @ directions.T
-    pairs = cosine[torch.ones_like(cosine, dtype=torch.bool).triu(diagonal=1)]
-    nearest, within = float(pairs.max()), float(torch.tensor(halves).median())
-    apart = float(pairs.mean())
-    return apart + SPLIT * max(0.0, within - apart), nearest + MERGE * max(0.0, within - nearest)
+def _some(z: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    step = max(1, len(z) // MOST_ROWS)
+    return z[::step].float(), labels[::step]
 
 
-def _merge(z: Tensor, choice: Tensor, new: Tensor, alive: Tensor, num_seen: int, limit: float) -> int:
-    """Merge pairs of groups, the most alike first, in place; a seen class takes in a novel group. Returns how many."""
-    total = torch.zeros_like(new).index_add_(0, choice, z)
-    merged = 0
-    while True:
-        direction = F.normalize(total, dim=1)
-        cosine = torch.where(torch.ones(len(new), len(new)).triu(diagonal=1) > 0, direction @ direction.T, -3.0)
-        cosine[~alive] = cosine[:, ~alive] = -3.0
-        cosine[:num_seen, :num_seen] = -3.0
-        best = int(cosine.argmax())
-        a, b = best // len(new), best % len(new)  # a < b: a seen class stays
-        if float(cosine[a, b]) <= limit:
-            return merged
-        total[a] += total[b]
-        total[b] = 0.0
-        alive[b] = False
-        if a >= num_seen:
-            new[a] = F.normalize(total[a], dim=0)
-        merged += 1
+def _in_use(prototypes: Tensor, live: Tensor, z: Tensor, labels: Tensor, num_seen: int) -> int:
+    """Prototypes that rows choose, seen ones included, but for those that next to nothing chooses."""
+    chosen = torch.where(live, z[labels < 0] @ prototypes.T.to(z), -2.0).argmax(dim=1)
+    sizes = torch.bincount(chosen, minlength=len(prototypes))[num_seen:]
+    used = sizes[sizes > 0].float()
+    enough = sizes > (LEAST_ROWS * used.median() if len(used) else 0.0)
+    return num_seen + max(int(enough.sum()), 1)
 
 
-def _split(z: Tensor, choice: Tensor, new: Tensor, alive: Tensor, num_seen: int, apart: float) -> int:
-    """Split groups whose halves are as far apart as seen classes are, into free places, in place. Returns how many."""
-    free = [c for c in range(num_seen, len(new)) if not alive[c]]
-    split = 0
-    for c in [c for c in range(num_seen, len(new)) if alive[c]]:
-        rows = z[choice == c]
-        side = _halves(rows)
-        if side is None or split == len(free) or _cosine(rows[side], rows[~side]) >= apart:
-            continue
-        place = free[split]
-        new[c], new[place] = (F.normalize(half.sum(dim=0), dim=0) for half in (rows[side], rows[~side]))
-        alive[place] = True
-        split += 1
-    return split
+def _number(evidence: Tensor, in_use: int) -> int:
+    """K: the number at which groups come back; that in use where they do at none. See the top."""
+    tried: dict[int, Tensor] = {k: evidence[:, k] for k in (evidence > NOT_TRIED).all(dim=0).nonzero()[:, 0].tolist()}
+    best = max(tried.values(), key=lambda found: float(found.mean()))
+    if float(best.mean()) < CLEAR:
+        return in_use
+    worse = {k: best - found for k, found in tried.items()}  # over the same halves
+    return min(k for k, by in worse.items() if float(by.mean()) <= float(by.std()) / len(by) ** 0.5)
 
 
-def _cosine(a: Tensor, b: Tensor) -> float:
-    """Of the directions of two groups of rows."""
-    return float(F.cosine_similarity(a.sum(dim=0), b.sum(dim=0), dim=0))
+def _numbers(low: int, high: int) -> list[int]:
+    """Numbers to try, ascending."""
+    numbers = [low]
+    while numbers[-1] < high:
+        numbers.append(min(max(numbers[-1] + 1, round(numbers[-1] * STEP)), high))
+    return numbers
 
 
-def _halves(rows: Tensor) -> Tensor | None:
-    """(n,) bool: 2-means of the rows of a group, from a cut across its longest axis; None if the group is too small."""
-    if len(rows) < SMALLEST_CUT:
-        return None
-    centered = rows - rows.mean(dim=0)
-    axis = torch.linalg.eigh((centered.T @ centered).double()).eigenvectors[:, -1].to(rows.dtype)
-    side = centered @ axis > 0  # (n,)
-    for _ in range(10):
-        if bool(side.all()) or not bool(side.any()):
-            return None  # all rows coincide
-        a, b = rows[side].mean(dim=0), rows[~side].mean(dim=0)
-        moved = (rows - (a + b) / 2) @ (a - b) > 0
-        if bool((moved == side).all()):
-            break
-        side = moved
-    return side if bool(side.any()) and not bool(side.all()) else None
+def _come_back(z: Tensor, labels: Tensor, number: int, num_seen: int) -> Tensor:
+    """(HALVINGS,) how alike two halves of the rows group all unlabeled rows that either takes for novel."""
+    from sklearn.metrics import adjusted_rand_score  # late: slow to import
+
+    free, found = z[labels < 0], []
+    for halving in range(HALVINGS):
+        stream = generator(z.device, halving)
+        group = partial(kmeans, num_clusters=number, num_seen=num_seen, num_starts=STARTS, generator=stream)
+        first, second = (
+            torch.cdist(free, group(z[half], labels=labels[half]).centers).argmin(dim=1)
+            for half in _halves(labels, stream)
+        )
+        novel = (first >= num_seen) | (second >= num_seen)
+        found.append(adjusted_rand_score(first[novel].cpu().numpy(), second[novel].cpu().numpy()))
+    return torch.tensor(found)
+
+
+def _halves(labels: Tensor, stream: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Two random halves of the rows, as many of each label in both; the only row of a label is in both."""
+    order = torch.randperm(len(labels), generator=stream, device=labels.device)
+    order = order[labels[order].argsort(stable=True)]
+    sizes = torch.bincount(labels + 1)
+    lone = order[(sizes[labels[order] + 1] == 1) & (labels[order] >= 0)]
+    first, second = (torch.unique(torch.cat([order[start::2], lone])) for start in (0, 1))
+    return first, second
