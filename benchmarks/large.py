@@ -196,4 +196,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    import large  # so that workers find its functions, which they would not in a program's own module
+
+    large.main()
