@@ -1,11 +1,12 @@
-"""Discovery at size: made rows of 512 features from ten thousand to ten million, in shards, as `opencon group` takes them.
+"""Discovery at size: rows of 512 features from ten thousand to ten million, a sample fitted and all of them assigned.
 
 python benchmarks/large.py [--rows 10000 100000 1000000 10000000] [--scratch FOLDER] [--sample 50000] [--quick]
 
-Rows are a mixture of 40 classes of unequal size (shares fall from 9 % to 0.7 %) around random means. Half of the classes
-are seen, with 20 labels each; the number of the others is not told. Shards hold float16 and are read from the disk's cache.
+Rows are made: a mixture of 40 classes of unequal size (shares fall from 9 % to 0.7 %) around random means. Half of the
+classes are seen, with 20 labels each; the number of the others is not told. Shards hold float16, and are read from the
+disk's cache.
 Each size is a process of its own: a fit on a sample, then all rows in one pass, on the GPU where there is one. The tables
-that it wrote are read again, line by line: every row once, counts as result.json says, and classes beside the true ones.
+that it wrote are read again, line by line: every row once, counts as counts.json says, and classes beside the true ones.
 Memory is the most that the process held, and the most that one of its helpers held.
 """
 
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import itertools
 import json
 import os
 import resource
@@ -30,17 +32,24 @@ import numpy.typing as npt
 import torch
 
 from measure import Benchmark
+from opencon.encoders.stored import EncoderFacts
 from opencon.metrics import open_world_accuracy
-from opencon.openworld.fit import OpenWorldConfig
-from opencon.photos.embed import PIECES, PLAN, SHARDS
-from opencon.photos.group import FOLDER, SAMPLE, UNLIKE, group
+from opencon.openworld.fit import OpenWorldConfig, fit_features
+from opencon.photos.assign import COUNTS, assign
+from opencon.photos.embed import PIECES, PLAN, SHARDS, Embedded
+from opencon.photos.features import FeatureSettings
+from opencon.photos.listing import new_names
+from opencon.photos.model import OpenConModel
+from opencon.photos.sample import SAMPLE, draw_sample, text_workers
 from opencon.processes import Processes, can_share, usable_cores
+from opencon.report.shards import UNLIKE
 from opencon.runtime import pick_device
 
 FEATURES, CLASSES, SEEN, LABELS = 512, 40, 20, 20
 SHARD = 50_000  # rows
 NOISE = 4.0  # standard deviation around the mean of a class, whose own numbers have 1
 SHARES = 1 / (3 + np.arange(CLASSES)) / np.sum(1 / (3 + np.arange(CLASSES)))  # of the classes, largest first
+MADE = EncoderFacts(name="made", in_channels=3, image_size=1, mean=(0.0,), std=(1.0,), fingerprint="")
 SIZES = (10_000, 100_000, 1_000_000, 10_000_000)
 
 
@@ -90,7 +99,15 @@ def discover(features: Path, out: Path, sample: int) -> dict[str, Any]:
         if stage == "assigning" and not first:
             first.append(time.perf_counter())
 
-    result = group(features, out, OpenWorldConfig(), sample=sample, device=device, progress=progress)
+    embedded = Embedded.open(features)
+    with text_workers(embedded) as workers:
+        drawn = draw_sample(embedded, sample, 0, workers)
+    fitted = fit_features(drawn.x.float(), drawn.labels, OpenWorldConfig())
+    num_new = fitted.model.num_classes - fitted.model.num_seen
+    names = (*drawn.class_names, *itertools.islice(new_names(drawn.class_names), num_new))
+    files = [str(place) for place in drawn.places]
+    model = OpenConModel.of(fitted, names, FeatureSettings(), MADE, files, drawn.labels)
+    result = assign(embedded, model, out, device=device, progress=progress)
     end = time.perf_counter()
     most, helper = (resource.getrusage(w).ru_maxrss / 1e6 for w in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     return {
@@ -100,8 +117,11 @@ def discover(features: Path, out: Path, sample: int) -> dict[str, Any]:
         "gigabytes": most,
         "helper_gigabytes": helper,
         "gpu_gigabytes": torch.cuda.max_memory_allocated() / 1e9 if device.type == "cuda" else None,
+        "feature_bytes": sum(path.stat().st_size for path in (features / SHARDS).glob("*.npy")),
+        "record_bytes": sum(path.stat().st_size for path in (features / SHARDS).glob("*.jsonl")),
+        "table_bytes": sum(path.stat().st_size for path in out.glob("*.csv")),
         "classes_found": len(result["groups"]),
-        "sampled": result["sampled"],
+        "sampled": len(drawn.x),
     }
 
 
@@ -114,11 +134,11 @@ def read_table(path: Path, names: dict[str, int]) -> npt.NDArray[np.int64]:
 
 
 def checked(out: Path, truth: npt.NDArray[np.int16], workers: Executor) -> dict[str, Any]:
-    """What the tables say, beside result.json and the truth."""
-    result = json.loads((out / "result.json").read_text())
+    """What the tables say, beside counts.json and the truth."""
+    result = json.loads((out / COUNTS).read_text())
     names = {row["name"]: c for c, row in enumerate(result["groups"])}
     names[UNLIKE] = len(names)
-    tables = sorted((out / FOLDER).glob("*.csv"))
+    tables = sorted(out.glob("*.csv"))
     predicted = np.full(len(truth), -1, np.int64)
     lines = 0
     for own, classes in workers.map(read_table, tables, [names] * len(tables)):

@@ -28,6 +28,11 @@ def load(claim: str) -> dict[str, Any]:
     return json.loads((HERE / "results" / f"{claim}.json").read_text(encoding="utf-8"))
 
 
+def has(claim: str) -> bool:
+    """Whether there is such a file."""
+    return (HERE / "results" / f"{claim}.json").is_file()
+
+
 def runs(claim: str, **where: Any) -> list[dict[str, Any]]:
     """Runs of a claim, oldest first. `where` picks by a run's own entries, its hardware and its numbers."""
     found = load(claim)["runs"]
@@ -134,6 +139,7 @@ def pages() -> dict[Path, str]:
     jinja.filters |= {"f": format, "mean": statistics.mean}
     given = (
         load,
+        has,
         runs,
         run,
         latest,

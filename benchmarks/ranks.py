@@ -1,6 +1,7 @@
 """Training by several ranks: losses beside those of one, what a step sends, and the efficiency to expect of more GPUs.
 
 python benchmarks/ranks.py --data FOLDER --weights FILE [--epochs 3] [--set KEY=VALUE] [--quick]
+python benchmarks/ranks.py --expected
 
 The recipe is opencon/cifar100, not compiled: compiling takes longer than these epochs. Each part is a process of its own.
 
@@ -16,6 +17,12 @@ The table of expected efficiency is arithmetic, not a measurement. A step of R r
     views and encoder of its own rows + loss of all rows + bytes / link + calls * latency
 
 with the first two measured here, and nothing sent while something is computed, as it is in the code. LINKS are assumptions.
+Ranks share the pairs of a loss of many rows: what grows with the square of the rows is divided by R, and its gradient is
+sent.
+
+--expected does only the arithmetic: from the last run of results/ranks.json, and for the recipe imagenet100. What its step
+would send is counted, its images per second in one process are those of results/worker_path.json, taken to be the same for
+any number of rows, and the loss is that of results/ranks.json, whose rows have as many numbers.
 """
 
 from __future__ import annotations
@@ -38,24 +45,27 @@ import torch
 import torch.distributed as dist
 
 from made_up import made_up
-from measure import Benchmark, settings
+from measure import RESULTS, Benchmark, settings
 from opencon.config import with_settings
-from opencon.data.benchmarks import load_dataset
+from opencon.data.benchmarks import DATASETS, load_dataset
 from opencon.data.loader import Batch
 from opencon.data.shares import Sharing
 from opencon.encoders.synchronized import synchronize_norms
 from opencon.experiments.recipes import get_recipe
 from opencon.experiments.train import MEASURED_STEPS
-from opencon.experiments.workbench import Workbench, assemble, build_loader
+from opencon.experiments.workbench import Workbench, assemble, build_loader, build_method
+from opencon.losses.contrastive import BLOCKED_FROM
+from opencon.methods import Task
 from opencon.runtime import pick_device
 from opencon.training.optimizer import build_optimizer
 from opencon.training.ranks import joined, rank
 from opencon.training.trainer import Captured, TrainStep, fit
 
 RECIPE, PARTS = "opencon/cifar100", ("one", "two", "nccl", "refused")
+VIEWS, DIM = 2, 128  # of both recipes: views of an image, numbers in a row of the loss
 SMALL = 65_536  # bytes, ours: what takes longer to begin than to send
 MEASURED = 20  # steps whose communication is measured one by one
-PATIENCE = 300  # seconds for a part
+PATIENCE = 120  # seconds for a part
 # Assumptions. Bytes per second in one direction for each GPU: NVLink 4 has 900 GB/s in both (NVIDIA, H200 data sheet), and a
 # DGX H100 has a 400 Gb/s InfiniBand port for each GPU (NVIDIA, DGX H100 data sheet). Ours: three quarters of it are reached,
 # and a collective takes 20 microseconds to begin within a machine and 50 between machines.
@@ -296,9 +306,12 @@ def start_part(name: str, words: list[str]) -> dict[str, Any] | None:
         out = Path(folder, "numbers.json")
         typed = [sys.executable, *launcher, __file__, *words, "--part", name, "--part-out", str(out)]
         began = time.perf_counter()
-        ran = subprocess.run(typed, capture_output=True, text=True, timeout=PATIENCE, check=False)
+        try:
+            said = subprocess.run(typed, capture_output=True, text=True, timeout=PATIENCE, check=False).stderr
+        except subprocess.TimeoutExpired as err:
+            said = f"longer than {PATIENCE} seconds; {err.stderr!r}"
         if not out.is_file():
-            print(f"{name}: failed\n{ran.stderr[-3000:]}", flush=True)
+            print(f"{name}: failed\n{said[-3000:]}", flush=True)
             return None
         found: dict[str, Any] = json.loads(out.read_text())
     found["part_seconds"] = time.perf_counter() - began
@@ -307,38 +320,103 @@ def start_part(name: str, words: list[str]) -> dict[str, Any] | None:
 
 
 def expected(one: dict[str, Any], two: dict[str, Any]) -> list[dict[str, Any]]:
-    """Milliseconds of a step of more ranks, by the arithmetic at the top."""
-    sent, size = two["communication"], one["batch"]
+    """Milliseconds of a step of more ranks, by the arithmetic at the top, for the sizes that were measured."""
+    size = one["batch"]
     step, loss = ({int(b): t for b, t in one[f"{what}_seconds"].items()} for what in ("step", "loss"))
-    gathered_per_row = sent["gathered_bytes"] / two["own_rows"]
+    sent = two["communication"]
+    sizes = {
+        "gathered_bytes_of_a_row": sent["gathered_bytes"] / two["own_rows"],
+        "reduced_bytes": sent["reduced_bytes"] + sent["reduced_small_bytes"],
+        "calls": sent["calls"],
+    }
+    # Of one process with so few rows, the loss is not measured: it has few rows, too.
+    encoder = {b: max(t - loss[size] * b / size, 0.0) for b, t in step.items() if loss.get(size) is not None}
+    return scaled(size, encoder, {b: t for b, t in loss.items() if t is not None}, sizes)
+
+
+def scaled(
+    size: int, encoder: dict[int, float], loss: dict[int, float], sizes: dict[str, float]
+) -> list[dict[str, Any]]:
+    """A row for each number of GPUs, with one batch for all of them, and with one for each.
+
+    Args:
+        size: rows of the batch of one process.
+        encoder: seconds of views, encoder and optimizer by the rows of a rank.
+        loss: seconds of the loss in one process by the rows of all ranks.
+        sizes: gathered_bytes_of_a_row, reduced_bytes and calls, of a step.
+    """
     rows = []
     for ranks, link in LINKS.items():
         for what, own in (("the same batch", size // ranks), ("a batch for each GPU", size)):
             whole = own * ranks
-            if own not in step or loss.get(whole) is None or loss.get(size) is None:
+            if own not in encoder or whole not in loss:
                 continue
-            own_loss = loss[size] * own / size  # of the one process that was measured with this share alone
-            encode = max(step[own] - own_loss, 0.0)
-            sending = gathered_per_row * whole * (ranks - 1) / ranks
-            sending += 2 * (ranks - 1) / ranks * (sent["reduced_bytes"] + sent["reduced_small_bytes"])
-            begin = sent["calls"] * link["latency"]
-            total = encode + loss[whole] + sending / link["bytes_per_second"] + begin
-            alone = step[size] if own == size else step[size] / ranks
+            pairs = pair_seconds(loss, whole)
+            shared_loss = loss[whole] - pairs + pairs / ranks
+            reduced, calls = sizes["reduced_bytes"], sizes["calls"]
+            if pairs:  # for each of the three losses: numbers (N,), and a gradient (N, D)
+                reduced, calls = reduced + 3 * 4 * VIEWS * whole * (1 + DIM), calls + 6
+            sending = sizes["gathered_bytes_of_a_row"] * whole * (ranks - 1) / ranks
+            sending = (sending + 2 * (ranks - 1) / ranks * reduced) / link["bytes_per_second"]
+            begin = calls * link["latency"]
+            total = encoder[own] + shared_loss + sending + begin
+            alone = (encoder[size] + loss[size]) * whole / size / ranks
+            parts = {
+                "encoder": encoder[own],
+                "loss": shared_loss,
+                "sending": sending,
+                "beginning": begin,
+                "step": total,
+            }
             rows.append(
-                {
-                    "gpus": ranks,
-                    "what": what,
-                    "link": link["what"],
-                    "rows_of_a_gpu": own,
-                    "encoder_ms": 1e3 * encode,
-                    "loss_ms": 1e3 * loss[whole],
-                    "sending_ms": 1e3 * sending / link["bytes_per_second"],
-                    "beginning_ms": 1e3 * begin,
-                    "step_ms": 1e3 * total,
-                    "efficiency": alone / total,
-                }
+                {"gpus": ranks, "what": what, "link": link["what"], "rows_of_a_gpu": own}
+                | {f"{part}_ms": 1e3 * seconds for part, seconds in parts.items()}
+                | {"efficiency": alone / total}
             )
     return rows
+
+
+def pair_seconds(loss: dict[int, float], rows: int) -> float:
+    """Of a loss in blocks, the part that grows with the square of the rows, by the two largest batches; 0 of a small one."""
+    if VIEWS * rows < BLOCKED_FROM["cuda"] or len(loss) < 2:
+        return 0.0
+    few, many = sorted(loss)[-2:]
+    square = (loss[many] - loss[few] * many / few) / (many**2 - few * many)
+    return max(square, 0.0) * rows**2
+
+
+def recorded() -> dict[str, Any]:
+    """The numbers of the last run on record."""
+    runs = json.loads((RESULTS / "ranks.json").read_text())["runs"]
+    found: dict[str, Any] = [run["numbers"] for run in runs if run["numbers"].get("one")][-1]
+    return found
+
+
+def counted(recipe: str, cifar: dict[str, Any]) -> dict[str, Any]:
+    """What a step of a recipe would send, and the efficiency to expect."""
+    config = get_recipe(recipe)
+    side = config.augment.size or DATASETS[config.data.name].info.image_size
+    task = Task(config.split.num_seen or 1, DATASETS[config.data.name].info.num_classes, 0.5, 1000)
+    method = build_method(config, task, in_channels=3, image_size=side)
+    encoder, views = method.embedder.encoder, 2 + len(config.views)
+    norms = [m for m in encoder.modules() if isinstance(m, torch.nn.BatchNorm2d) and m.weight.requires_grad]
+    sizes = {
+        "gathered_bytes_of_a_row": 4 * views * method.embedder.num_features,
+        # Gradients, and for each norm a count, two sums, and their two gradients.
+        "reduced_bytes": 4 * sum(p.numel() for p in method.parameters() if p.requires_grad)
+        + sum(4 + 4 * 4 * norm.num_features for norm in norms),
+        "calls": 2 + 5 * len(norms),
+    }
+    rate = json.loads((RESULTS / "worker_path.json").read_text())["runs"][-1]["numbers"]["step"]["memory"]["median"]
+    loss = {int(b): t for b, t in cifar["one"]["loss_seconds"].items() if t is not None}
+    size = config.train.batch_size
+    seconds = {size // n: size // n / rate - loss[size] * (size // n) / size for n in (1, *LINKS)}
+    return {"recipe": recipe, "images_per_second": rate, "sizes": sizes, "expected": scaled(size, seconds, loss, sizes)}
+
+
+def show(rows: list[dict[str, Any]]) -> None:
+    for row in rows:
+        print({k: (round(v, 3) if isinstance(v, float) else v) for k, v in row.items()})
 
 
 def main() -> None:
@@ -346,6 +424,7 @@ def main() -> None:
     benchmark.add_settings()
     benchmark.add_argument("--epochs", type=int, default=3)
     benchmark.add_argument("--num-train", type=int, help="made-up images, without --data")
+    benchmark.add_argument("--expected", action="store_true", help="only the arithmetic, from recorded runs")
     benchmark.add_argument("--part", choices=PARTS, help="used by the script itself")
     benchmark.add_argument("--part-out", type=Path, help="used by the script itself")
     args = benchmark.parse_args()
@@ -356,18 +435,25 @@ def main() -> None:
         run_part(args.part, args, args.part_out)
         return
     benchmark.begin()
+    if args.expected:
+        cifar = recorded()
+        tables = [{"recipe": RECIPE, "expected": expected(cifar["one"], cifar["two"])}, counted("imagenet100", cifar)]
+        for table in tables:
+            print(table["recipe"])
+            show(table["expected"])
+        benchmark.save({"recipe": "arithmetic", "links": LINKS, "tables": tables}, torch.device("cpu"))
+        return
     device = pick_device()
     parts = {name: start_part(name, sys.argv[1:]) for name in (PARTS if device.type == "cuda" else PARTS[:2])}
     one, two = parts["one"], parts["two"]
-    numbers: dict[str, Any] = {"recipe": RECIPE, "settings": settings(args), "epochs": args.epochs, **parts}
+    numbers = {"recipe": RECIPE, "settings": settings(args), "epochs": args.epochs, **parts}
     if one and two:
         apart = [abs(a - b) / abs(a) for a, b in zip(one["losses"], two["losses"], strict=True)]
         numbers["losses_apart"] = max(apart)
         numbers["links"] = LINKS
         numbers["expected"] = expected(one, two)
         print(f"losses differ by {max(apart):.2%} at most: {one['losses']} and {two['losses']}")
-        for row in numbers["expected"]:
-            print({k: (round(v, 3) if isinstance(v, float) else v) for k, v in row.items()})
+        show(numbers["expected"])
     benchmark.save(numbers, device)
     if not all(parts.values()):
         sys.exit("a part has failed; what it said stands above")

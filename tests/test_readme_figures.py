@@ -83,6 +83,7 @@ def test_the_pages_are_made_from_the_results(page):
     assert {path.name for path in made} == {
         "comparison.md",
         "estimator.md",
+        "large.md",
         "methods.md",
         "performance.md",
         "strangers.md",

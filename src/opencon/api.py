@@ -29,12 +29,14 @@ from opencon.experiments.train import train as train_run
 from opencon.experiments.workbench import open_run as open_bench
 from opencon.methods import METHODS
 from opencon.openworld.fit import OpenWorldConfig
-from opencon.photos.discover import DiscoverConfig, Discovery, Progress, count_classes, discover_photos, prepare
+from opencon.photos.discover import DiscoverConfig, Discovery, Progress, count_classes
+from opencon.photos.discover_embedded import count_embedded, discover_prepared, open_embedded, prepare_source
 from opencon.photos.export import export_folder
 from opencon.photos.features import FeatureSettings, views_for
 from opencon.photos.listing import Photos, find_photos, read_truth
 from opencon.photos.model import OpenConModel
 from opencon.photos.names import rename_from_table, rename_groups
+from opencon.photos.sample import SAMPLE
 from opencon.plugins import import_installed, recall
 from opencon.runtime import pick_device
 from opencon.training.run_folder import RunFolder
@@ -50,6 +52,8 @@ def discover(
     unlabeled: PathLike | None = None,
     labels: PathLike | None = None,
     manifest: PathLike | None = None,
+    features: PathLike | None = None,
+    sample: int = SAMPLE,
     novel: int | tuple[int, int] | Literal["auto"] = "auto",
     max_classes: int | None = None,
     encoder: PathLike = "efficientnet_lite0",
@@ -77,6 +81,9 @@ def discover(
         unlabeled: a folder with the other photos; alone, no photo has a label.
         labels: a table path,label for the photos in `folder`; an empty label is none.
         manifest: a table path,label of all photos, paths relative to it.
+        features: a folder of `opencon embed` in place of photos, with its own labels, or `labels` by name. Where it holds
+            more photos than the sample, all of them are sorted and counted as well, in the folder `everything` of `out`.
+        sample: photos of `features` that are fitted and shown, at most.
         novel: how many new groups to look for; (low, high): a number between these; "auto": as many as there seem to be.
         max_classes: the most classes and groups, together, where the number is not given; None: 100, or twice the seen.
         encoder: efficientnet_lite0, timm:NAME, or the folder of a run of `train`.
@@ -93,20 +100,13 @@ def discover(
     Returns:
         The table of the photos, the groups, the count of classes, and where everything was written.
     """
-    photos = _photos(folder, labeled, unlabeled, labels, manifest)
-    config = discover_config(
-        novel=novel,
-        max_classes=max_classes,
-        encoder=encoder,
-        size=size,
-        steps=steps,
-        views=views,
-        finetune=finetune,
-        seed=seed,
-    )
-    true = None if truth is None else read_truth(Path(truth))
-    prepared = prepare(photos, config, pick_device(device))
-    return discover_photos(prepared, Path(out).expanduser(), cache=_path(cache), truth=true, progress=progress)
+    asked: dict[str, Any] = {"encoder": encoder, "size": size, "steps": steps, "views": views, "finetune": finetune}
+    config = discover_config(novel=novel, max_classes=max_classes, seed=seed, **asked)
+    true, into = None if truth is None else read_truth(Path(truth)), Path(out).expanduser()
+    photos = _paths(folder=folder, labeled=labeled, unlabeled=unlabeled, labels=labels, manifest=manifest)
+    prepared = prepare_source(config, into, pick_device(device), features=_path(features), sample=sample, **photos)
+    _say_notes(prepared.photos)
+    return discover_prepared(prepared, into, cache=_path(cache), truth=true, progress=progress)
 
 
 def discover_config(
@@ -154,6 +154,8 @@ def count(
     unlabeled: PathLike | None = None,
     labels: PathLike | None = None,
     manifest: PathLike | None = None,
+    features: PathLike | None = None,
+    sample: int = SAMPLE,
     by: str = "engine",
     max_classes: int | None = None,
     encoder: PathLike = "efficientnet_lite0",
@@ -170,7 +172,14 @@ def count(
 
     The other arguments are those of `discover`.
     """
-    photos = _photos(folder, labeled, unlabeled, labels, manifest)
+    if features is not None:
+        found = open_embedded(
+            Path(features).expanduser(), _path(labels), *map(_path, (folder, labeled, unlabeled, manifest))
+        )
+        return count_embedded(*found, sample=sample, seed=seed, by=by, max_classes=max_classes)
+    paths = _paths(folder=folder, labeled=labeled, unlabeled=unlabeled, labels=labels, manifest=manifest)
+    photos = find_photos(**paths)
+    _say_notes(photos)
     settings, where = FeatureSettings(encoder=str(encoder), image_size=size), pick_device(device)
     return count_classes(
         photos,
@@ -476,23 +485,13 @@ def compare(runs: PathLike | Run | Iterable[PathLike | Run]) -> Comparison:
     return Comparison(compare_runs(folders, say=left_out.append), left_out)
 
 
-def _photos(
-    folder: PathLike | None,
-    labeled: PathLike | None,
-    unlabeled: PathLike | None,
-    labels: PathLike | None,
-    manifest: PathLike | None,
-) -> Photos:
-    photos = find_photos(
-        _path(folder),
-        labeled=_path(labeled),
-        unlabeled=_path(unlabeled),
-        labels=_path(labels),
-        manifest=_path(manifest),
-    )
+def _say_notes(photos: Photos) -> None:
     for note in photos.notes:
         warnings.warn(f"set aside: {note}", stacklevel=3)
-    return photos
+
+
+def _paths(**given: PathLike | None) -> dict[str, Any]:
+    return {key: _path(value) for key, value in given.items()}
 
 
 def _path(value: PathLike | None) -> Path | None:

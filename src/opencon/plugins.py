@@ -180,8 +180,8 @@ def _records(folder: Path) -> list[dict[str, Any]]:
 
 
 def _imported() -> set[str]:
-    with contextlib.suppress(OSError, ValueError):
-        return set(json.loads(IMPORTED.expanduser().read_text(encoding="utf-8")))
+    with contextlib.suppress(OSError, ValueError, TypeError):
+        return set(parse_json(read_file(IMPORTED.expanduser())))
     return set()
 
 

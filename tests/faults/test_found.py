@@ -22,7 +22,9 @@ from opencon.photos import discover as discovering
 from opencon.photos.discover import open_folder
 from opencon.photos.listing import typical_side
 from opencon.photos.names import _read_assignments, _read_rows
+from opencon.photos.run_model import is_run
 from opencon.report.table import PhotoRow, PhotoTable, as_text, from_text
+from opencon.review.run import open_run
 from tests.test_cli import opencon, refused
 
 ROOT = Path(__file__).parents[2]
@@ -212,3 +214,14 @@ def test_a_link_in_an_archive_is_not_followed(tmp_path, target):
             tar.addfile(member)
     with pytest.raises(DataError, match="train is not in it"):
         _read_archive(tmp_path / files.archive, files)
+
+
+def test_endless_nesting_in_a_discovery_is_a_sentence(tmp_path, capsys):
+    (tmp_path / "model.json").write_text("[" * 50_000)
+    (tmp_path / "names.csv").write_text("group,name\nnew-1,cat\n")
+    assert not is_run(tmp_path)
+    refused(capsys, "name", tmp_path, tmp_path / "names.csv")
+    (tmp_path / "assignments.csv").write_text("file\n")
+    (tmp_path / "discovery.json").write_text("[" * 50_000)
+    with pytest.raises(RunError, match="nested too deeply"):
+        open_run(tmp_path)

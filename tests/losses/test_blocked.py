@@ -188,9 +188,9 @@ def test_operators_keep_torchs_contract():
     """Known shapes, nothing modified or aliased, a gradient that torch.compile can take apart."""
     z, member, group = batch(6)
     is_anchor = masks_within(member, group).positives.any(dim=1)
-    torch.library.opcheck(blocked._uniformity, (z.clone().requires_grad_(), member, is_anchor, 0.3, 8))
-    _, lse = blocked._uniformity(z, member, is_anchor, 0.3, 8)
-    torch.library.opcheck(blocked._uniformity_gradient, (z, member, lse, 0.3, 8))
+    torch.library.opcheck(blocked._uniformity, (z.clone().requires_grad_(), member, is_anchor, 0.3, 8, 0, 1))
+    _, lse = blocked._uniformity(z, member, is_anchor, 0.3, 8, 0, 1)
+    torch.library.opcheck(blocked._uniformity_gradient, (z, member, lse, 0.3, 8, 0, 1))
 
 
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])

@@ -80,6 +80,16 @@ def test_processes_decode_the_same(photos, tmp_path, extractor, monkeypatch):
     assert np.array_equal(one.all_rows(), other.all_rows())
 
 
+def test_half_the_numbers_for_half_the_disk(photos, tmp_path, extractor):
+    for half in (False, True):
+        work(make_plan(str(photos), extractor, tmp_path / str(half), half=half), extractor)
+    whole, half = (Embedded.open(tmp_path / name).all_rows() for name in ("False", "True"))
+    assert half.dtype == np.float16
+    assert np.allclose(whole, half, rtol=1e-3, atol=1e-3)
+    with pytest.raises(RunError, match="another precision"):
+        make_plan(str(photos), extractor, tmp_path / "True")
+
+
 def test_a_table_brings_labels(photos, tmp_path, extractor):
     table = tmp_path / "table.csv"
     table.write_text("path,label\nphotos/0/00.png,cat\nphotos/1/01.png,\nphotos/nowhere.png,dog\n")

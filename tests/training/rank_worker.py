@@ -13,6 +13,8 @@ from opencon.data.benchmarks import load_dataset
 from opencon.experiments.recipes import get_recipe
 from opencon.experiments.train import Callbacks, train
 from opencon.experiments.workbench import assemble, build_loader
+from opencon.losses import blocked
+from opencon.losses.blocked import info_nce_within, shared_by
 from opencon.methods import METHODS
 from opencon.methods.base import Epoch
 from opencon.training.optimizer import build_optimizer
@@ -57,6 +59,22 @@ def are_equal(method):
     return all(torch.equal(flat, other) for other in everyone)
 
 
+class MeteredBlocks:
+    """Counts the blocks of pairs that this process computes."""
+
+    def __enter__(self):
+        self.blocks, self.whole = 0, blocked._logits
+        blocked._logits = self.count
+        return self
+
+    def __exit__(self, *error):
+        blocked._logits = self.whole
+
+    def count(self, *args):
+        self.blocks += 1
+        return self.whole(*args)
+
+
 def compare(out, names):
     """Some steps of some methods."""
     results = {}
@@ -68,6 +86,13 @@ def compare(out, names):
     for norms in ("true", "false"):
         method, _, losses = some_steps("cgdl", 2, "train.labeled_share=0.05", f"train.sync_norms={norms}")
         results[f"few labeled, {norms}"] = {"losses": losses, "labeled": method.task.num_seen}
+    z = torch.nn.functional.normalize(torch.randn(101, 8, generator=torch.Generator().manual_seed(0)), dim=1)
+    for what, among in (("pairs shared", num_ranks()), ("pairs alone", 1)):
+        with shared_by(rank() if among > 1 else 0, among), MeteredBlocks() as met:
+            own = z.clone().requires_grad_()
+            loss = info_nce_within(own, torch.arange(101) % 7 != 0, torch.arange(101) % 5, temperature=0.3, block=4)
+            loss.backward()
+        results[what] = {"loss": loss.detach(), "gradient": own.grad, "blocks": met.blocks}
     if rank() == 0:
         torch.save(results, out)
 

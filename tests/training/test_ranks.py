@@ -69,6 +69,13 @@ def test_all_ranks_have_the_same_state(ranks):
     assert all(ranks[name]["equal"] for name in methods_of(ranks))
 
 
+def test_ranks_share_the_pairs_of_a_large_loss(ranks):
+    shared, alone = ranks["pairs shared"], ranks["pairs alone"]
+    assert torch.allclose(shared["loss"], alone["loss"], rtol=1e-6)
+    assert torch.allclose(shared["gradient"], alone["gradient"], atol=1e-7)
+    assert shared["blocks"] <= alone["blocks"] / 2 + 2
+
+
 def test_a_rank_without_labeled_rows_does_not_stop_the_others(ranks):
     for norms in ("true", "false"):
         assert all(loss == loss for loss in ranks[f"few labeled, {norms}"]["losses"])

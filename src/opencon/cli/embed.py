@@ -1,4 +1,4 @@
-"""The commands for very many photos: `embed` computes features in shards, `group` finds classes and groups in them."""
+"""The command for very many photos: `embed` computes features in shards."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Annotated, get_args
 
 import typer
-from rich.table import Table
 
 from opencon.cli.base import Device, app, console, errors, resumable, show_plan
-from opencon.cli.photos import Encoder, Seed, Size, bars
+from opencon.cli.photos import Encoder, Size, bars
 from opencon.errors import ConfigError, RunError
 
 MOST_PROBLEMS = 10  # unreadable photos that are named one by one
@@ -29,6 +28,7 @@ def embed(
     size: Size = None,
     shard: Annotated[int, typer.Option("--shard", help="Photos in a shard of files.")] = 1024,
     workers: Annotated[int, typer.Option("--workers", help="Processes on this machine.")] = 1,
+    half: Annotated[bool, typer.Option("--half", help="Features as 16-bit numbers: half the disk.")] = False,
     decode: Annotated[
         str, typer.Option("--decode", help="Who decodes: threads, processes, or auto (what is faster).")
     ] = "auto",
@@ -49,7 +49,7 @@ def embed(
         raise ConfigError(f"--decode {decode} must be one of {', '.join(get_args(DecodeIn))}.")
     where = pick_device(device)
     extractor = Extractor.open(FeatureSettings(encoder=encoder, image_size=size), where)
-    plan = make_plan(source, extractor, out, size=shard)
+    plan = make_plan(source, extractor, out, size=shard, half=half)
     done = sum(plan.is_done(number) for number in range(plan.num_shards))
     show_plan(
         {
@@ -63,6 +63,7 @@ def embed(
         if workers > 1:
             del extractor
             words = [source, "--out", str(out), "--encoder", encoder, "--shard", str(shard), "--decode", decode]
+            words += ["--half"] if half else []
             _start_workers(workers, words, size, device)
         else:
             with bars() as progress:
@@ -77,39 +78,9 @@ def embed(
         errors.print(f"set aside: {name} {error}")
     if len(problems) > MOST_PROBLEMS:
         errors.print(f"... and {len(problems) - MOST_PROBLEMS} more; the .jsonl files have them all.")
-    console.print(f"{len(embedded):,} photos in {out}; {len(problems):,} cannot be read.", soft_wrap=True)
-
-
-@app.command(short_help="Classes and new groups among embedded photos, however many.")
-def group(
-    features: Annotated[Path, typer.Argument(metavar="FEATURES", help="A folder of `opencon embed`.")],
-    out: Annotated[Path, typer.Option("--out", help="Folder for the results.")],
-    novel: Annotated[str, typer.Option("--novel", help="How many new groups: auto, or a number.")] = "auto",
-    sample: Annotated[int, typer.Option("--sample", help="Photos that are fitted, at most.")] = 50_000,
-    seed: Seed = 0,
-    device: Device = "auto",
-) -> None:
-    """Fit classes and new groups to a sample of the photos, then assign all of them, shard by shard.
-
-    Labels are those of the table, the tars or the Parquet files that were embedded.
-    """
-    from opencon.api import discover_config
-    from opencon.photos.group import group as group_photos
-    from opencon.runtime import pick_device
-
-    config = discover_config(
-        novel=novel, encoder="efficientnet_lite0", size=None, steps=0, views=None, finetune=False, seed=seed
-    ).fit
-    with resumable("The same command goes on with the shards that are left."), bars() as progress:
-        result = group_photos(features, out, config, sample=sample, device=pick_device(device), progress=progress)
-    table = Table("", "photos", "", title="Where the photos went", title_justify="left")
-    for row in result["groups"]:
-        table.add_row(row["name"], f"{row['size']:,}", "new group" if row["kind"] == "new" else "you named it")
-    console.print(table)
-    unlike = f"{result['unlike_everything']:,} are unlike everything"
     console.print(
-        f"{result['photos']:,} photos, {unlike}. The fit saw a sample of {result['sampled']:,}, of which "
-        f"{result['sampled_labeled']:,} are labeled; every photo was then assigned and counted.",
+        f"{len(embedded):,} photos in {out}; {len(problems):,} cannot be read.\n"
+        f"Groups among them: opencon discover --features {out}",
         soft_wrap=True,
     )
 

@@ -73,6 +73,13 @@ MaxClasses = Annotated[
     int | None,
     typer.Option("--max-classes", help="The most classes and groups; default: 100, or twice those you named."),
 ]
+Features = Annotated[
+    Path | None,
+    typer.Option(
+        "--features", help="A folder of `opencon embed`, in place of photos; with --labels NAME,LABEL or its own."
+    ),
+]
+Sample = Annotated[int, typer.Option("--sample", help="With --features: photos that are fitted and shown, at most.")]
 Seed = Annotated[int, typer.Option("--seed", help="Seed of everything random.")]
 Cache = Annotated[Path, typer.Option("--cache", help="Where features are kept for the next time.")]
 NoCache = Annotated[bool, typer.Option("--no-cache", help="Neither keep features nor use kept ones.")]
@@ -85,6 +92,8 @@ def discover(
     unlabeled: Unlabeled = None,
     labels: Labels = None,
     manifest: Manifest = None,
+    features: Features = None,
+    sample: Sample = 50_000,
     out: Annotated[Path, typer.Option("--out", help="Folder for the results.")] = Path("runs/discover"),
     novel: Annotated[
         str, typer.Option("--novel", help="How many new groups: auto, a number, or a range, 3-8.")
@@ -106,30 +115,25 @@ def discover(
     """Sort photos into the classes you named, and discover new groups among the rest.
 
     Label a few photos (one folder per class, or a table), give the rest, and look at report.html. Without any label
-    (--unlabeled alone), it says what groups there are.
+    (--unlabeled alone), it says what groups there are. Of very many photos (--features), a sample is fitted and shown,
+    and then all are sorted and counted.
     """
     from opencon.api import discover_config
-    from opencon.photos.discover import discover_photos, prepare
-    from opencon.photos.listing import find_photos, read_truth
+    from opencon.photos.discover_embedded import discover_prepared, prepare_source
+    from opencon.photos.listing import read_truth
     from opencon.runtime import pick_device
 
     import_plugins(imports)
-    photos = find_photos(folder, labeled=labeled, unlabeled=unlabeled, labels=labels, manifest=manifest)
-    config = discover_config(
-        novel=novel,
-        max_classes=max_classes,
-        encoder=encoder,
-        size=size,
-        steps=steps,
-        views=views,
-        finetune=finetune,
-        seed=seed,
-    )
-    for note in photos.notes:
-        errors.print(f"set aside: {note}")
+    asked: dict[str, Any] = {"encoder": encoder, "size": size, "steps": steps, "views": views, "finetune": finetune}
+    config = discover_config(novel=novel, max_classes=max_classes, seed=seed, **asked)
     true_classes = read_truth(truth) if truth is not None else None
     where = pick_device(device)
-    prepared = prepare(photos, config, where)
+    places = {"folder": folder, "labeled": labeled, "unlabeled": unlabeled, "manifest": manifest}
+    prepared = prepare_source(
+        config, out, where, **places, labels=labels, features=features, sample=sample, dry_run=dry_run
+    )
+    for note in prepared.photos.notes:
+        errors.print(f"set aside: {note}")
     cache_folder = None if no_cache else cache.expanduser()
     with resumable(on_return(no_cache)), quiet_warnings():
         plan = prepared.plan(None if dry_run else cache_folder)  # what is looked at for the plan is kept
@@ -137,11 +141,27 @@ def discover(
     if dry_run:
         return
     with resumable(on_return(no_cache)), quiet_warnings(), bars() as progress:
-        result = discover_photos(prepared, out, cache=cache_folder, truth=true_classes, progress=progress)
+        result = discover_prepared(prepared, out, cache=cache_folder, truth=true_classes, progress=progress)
     show_discovery(result, config.fit.num_novel)
+    if result.everything is not None:
+        fitted = f"The page, the review and the table above are of a sample of {len(result.table):,}."
+        show_everything(result.everything, out / "everything", fitted)
     console.print(
         f"{result.record['seconds']['everything']:.0f} s. Look at {result.report}\n"
         f"New photos: opencon predict {out} MORE_PHOTOS/",
+        soft_wrap=True,
+    )
+
+
+def show_everything(counts: dict[str, Any], tables: Path, note: str = "") -> None:
+    """Where all of very many photos went."""
+    table = Table("", "photos", "", title="Where all photos went", title_justify="left")
+    for row in counts["groups"]:
+        table.add_row(row["name"], f"{row['size']:,}", "new group" if row["kind"] == "new" else "you named it")
+    console.print(table)
+    console.print(
+        f"{counts['photos']:,} photos, {counts['unlike_everything']:,} are unlike everything; {counts['unreadable']:,} "
+        f"cannot be read. Their tables: {tables}. {note}".rstrip(),
         soft_wrap=True,
     )
 
@@ -185,8 +205,14 @@ def show_discovery(result: Discovery, num_asked: int | None) -> None:
 @app.command(short_help="Class or group of new photos, by a discovery.")
 def predict(
     run_folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a discovery, or an exported one.")],
-    images: Annotated[list[Path], typer.Argument(metavar="IMAGES...", help="Photos, or folders of photos.")],
+    images: Annotated[
+        list[Path] | None, typer.Argument(metavar="[IMAGES]...", help="Photos, or folders of photos.")
+    ] = None,
     csv_file: Annotated[Path | None, typer.Option("--csv", help="Write a CSV file instead of JSON lines.")] = None,
+    features: Annotated[
+        Path | None, typer.Option("--features", help="A folder of `opencon embed`, in place of photos; with --out.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="With --features: a folder for the tables.")] = None,
     false_alarms: Annotated[
         float, typer.Option("--false-alarms", help="Share of known things that may be called unlike everything.")
     ] = 0.05,
@@ -195,13 +221,20 @@ def predict(
 ) -> None:
     """Class or group of new photos, one JSON object a line; "predicted": null means unlike all of them.
 
-    A photo that cannot be read is a line with its error.
+    A photo that cannot be read is a line with its error. With --features, tables are written shard by shard, and the same
+    command goes on where it was stopped.
     """
     from opencon.data.listings import printable
     from opencon.photos.model import OpenConModel
     from opencon.runtime import pick_device
     from opencon.training.run_folder import RunFolder
 
+    if (features is None) == (not images) or (features is None) != (out is None):
+        raise ConfigError("give photos; or --features and --out, without photos.")
+    if features is not None and out is not None:
+        predict_embedded(run_folder, features, out, false_alarms, device)
+        return
+    assert images
     if not any(path.expanduser().exists() for path in images):  # a single missing path becomes a line with its error
         raise DataError(f"{printable(images[0])} does not exist. Give photos, or folders of photos.")
     if csv_file is not None and not csv_file.parent.is_dir():
@@ -225,6 +258,19 @@ def predict(
         console.print(f"{len(table):,} photos in {csv_file}: {unlike} unlike everything, {failed} unreadable.")
     if not table.readable:
         raise typer.Exit(1)  # no photo could be read; each line says why
+
+
+def predict_embedded(run_folder: Path, features: Path, out: Path, false_alarms: float, device: str) -> None:
+    """The same for very many photos."""
+    from opencon.photos.assign import assign
+    from opencon.photos.embed import Embedded
+    from opencon.photos.model import OpenConModel
+    from opencon.runtime import pick_device
+
+    embedded, model = Embedded.open(features), OpenConModel.from_pretrained(run_folder)
+    with resumable("The same command goes on with the shards that are left."), bars() as progress:
+        counts = assign(embedded, model, out, false_alarms=false_alarms, device=pick_device(device), progress=progress)
+    show_everything(counts, out)
 
 
 @app.command(short_help="Give new groups the names you chose.")
@@ -281,6 +327,8 @@ def count(
     unlabeled: Unlabeled = None,
     labels: Labels = None,
     manifest: Manifest = None,
+    features: Features = None,
+    sample: Sample = 50_000,
     encoder: Encoder = "efficientnet_lite0",
     size: Size = None,
     seed: Seed = 0,
@@ -305,6 +353,8 @@ def count(
             unlabeled=unlabeled,
             labels=labels,
             manifest=manifest,
+            features=features,
+            sample=sample,
             by=by,
             max_classes=max_classes,
             encoder=encoder,

@@ -12,14 +12,20 @@ Only l is kept for the backward pass, which makes the blocks of s again. The gra
 
 A term is left out where its own l is not that of an anchor. Q is symmetric, so a block of its rows is one of its columns.
 
+Where several ranks compute the same loss, each takes the blocks of its own piece of the rows, and l and the gradient are
+added up (`shared_by`). The pairs are what grows with the square of N.
+
 Letters: N rows, D embedding size, R rows of a block; z_i rows, t temperature.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Literal
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 # Rows of a block on a CPU: ours, fastest or near it from N = 1024 to 16,384. Fewer starve the matrix product, more leave
@@ -28,6 +34,18 @@ CPU_ROWS = 128
 # Numbers in a block on a GPU, 32 MiB in float32: ours. Two such blocks are alive at once; kernels of this size take longer
 # than their launch.
 GPU_NUMBERS = 2**23
+_ranks = (0, 1)  # the number of this rank, and how many share the pairs
+
+
+@contextmanager
+def shared_by(rank: int, num_ranks: int) -> Iterator[None]:
+    """Inside, ranks share the pairs of every loss here. All of them must compute the same losses, in the same order."""
+    global _ranks
+    before, _ranks = _ranks, (rank, num_ranks)
+    try:
+        yield
+    finally:
+        _ranks = before
 
 
 def info_nce_within(
@@ -65,7 +83,7 @@ def info_nce_within(
     total = torch.zeros_like(z).index_add(0, group, z * inside[:, None]).index_select(0, group)  # (N, D) G_i
     weight = is_anchor / (size - 1).clamp(min=1)
     alignment = -(((total - z) * z).sum(dim=1) * weight).sum() / temperature
-    uniformity, _ = _uniformity(z, member, is_anchor, temperature, block or rows_of_a_block(z))
+    uniformity, _ = _uniformity(z, member, is_anchor, temperature, block or rows_of_a_block(z), *_ranks)
     loss: Tensor = alignment + uniformity
     return loss if reduction == "sum" else loss / is_anchor.sum().clamp(min=1)
 
@@ -89,64 +107,80 @@ def _outside(z: Tensor, member: Tensor) -> Tensor:
     return z.new_zeros(len(z)).masked_fill_(~member, float("-inf"))
 
 
+def _blocks(num_rows: int, block: int, rank: int, num_ranks: int) -> Iterator[tuple[int, int]]:
+    """Start and stop of the blocks of a rank's piece of the rows."""
+    first, last = rank * num_rows // num_ranks, (rank + 1) * num_rows // num_ranks
+    return ((start, min(start + block, last)) for start in range(first, last, block))
+
+
 # An operator of our own is a black box to torch.compile, which would otherwise unroll the loop over the blocks.
 @torch.library.custom_op(
     "opencon::uniformity",
     mutates_args=(),
-    schema="(Tensor z, Tensor member, Tensor is_anchor, float temperature, int block) -> (Tensor, Tensor)",
+    schema="(Tensor z, Tensor member, Tensor is_anchor, float temperature, int block, int rank, int num_ranks)"
+    " -> (Tensor, Tensor)",
 )
-def _uniformity(z: Tensor, member: Tensor, is_anchor: Tensor, temperature: float, block: int) -> tuple[Tensor, Tensor]:
+def _uniformity(
+    z: Tensor, member: Tensor, is_anchor: Tensor, temperature: float, block: int, rank: int, num_ranks: int
+) -> tuple[Tensor, Tensor]:
     """The sum of l_i over the anchors, and l (N,), +inf where i is no anchor."""
     outside = _outside(z, member)
-    lse = torch.empty_like(outside)
+    lse = torch.zeros_like(outside)
     buffer = z.new_empty(min(block, len(z)), len(z))
-    for start in range(0, len(z), block):
-        s = _logits(z, outside, start, temperature, buffer[: len(z) - start])  # (R, N)
+    for start, stop in _blocks(len(z), block, rank, num_ranks):
+        s = _logits(z, outside, start, temperature, buffer[: stop - start])  # (R, N)
         largest = s.amax(dim=1)  # -inf in a row without candidates: it becomes NaN, but such a row is no anchor
-        lse[start : start + block] = s.sub_(largest[:, None]).exp_().sum(dim=1).log_().add_(largest)
+        lse[start:stop] = s.sub_(largest[:, None]).exp_().sum(dim=1).log_().add_(largest)
+    if num_ranks > 1:
+        dist.all_reduce(lse)
     return lse.masked_fill(~is_anchor, 0.0).sum(), lse.masked_fill_(~is_anchor, float("inf"))
 
 
 @_uniformity.register_fake
-def _(z: Tensor, member: Tensor, is_anchor: Tensor, temperature: float, block: int) -> tuple[Tensor, Tensor]:
+def _(
+    z: Tensor, member: Tensor, is_anchor: Tensor, temperature: float, block: int, rank: int, num_ranks: int
+) -> tuple[Tensor, Tensor]:
     return z.new_empty(()), z.new_empty(len(z))
 
 
 @torch.library.custom_op(
     "opencon::uniformity_gradient",
     mutates_args=(),
-    schema="(Tensor z, Tensor member, Tensor lse, float temperature, int block) -> Tensor",
+    schema="(Tensor z, Tensor member, Tensor lse, float temperature, int block, int rank, int num_ranks) -> Tensor",
 )
-def _uniformity_gradient(z: Tensor, member: Tensor, lse: Tensor, temperature: float, block: int) -> Tensor:
+def _uniformity_gradient(
+    z: Tensor, member: Tensor, lse: Tensor, temperature: float, block: int, rank: int, num_ranks: int
+) -> Tensor:
     """(N, D): the derivative of the sum of l_i over the anchors."""
     outside = _outside(z, member)
     gradient = torch.zeros_like(z)
     buffers = z.new_empty(2, min(block, len(z)), len(z))
-    for start in range(0, len(z), block):
-        s, q = buffers[:, : len(z) - start]  # (R, N)
+    for start, stop in _blocks(len(z), block, rank, num_ranks):
+        s, q = buffers[:, : stop - start]  # (R, N)
         _logits(z, outside, start, temperature, s)
-        stop = start + len(s)
         torch.sub(s, lse[start:stop, None], out=q).exp_()  # +inf, no anchor, makes it 0
         q.add_(s.sub_(lse).exp_())
         # q.T @ (R, D), added to all rows, instead of q @ (N, D), set in R rows: a small result of long sums leaves most
         # of a GPU idle.
         gradient.addmm_(q.T, z[start:stop])
+    if num_ranks > 1:
+        dist.all_reduce(gradient)
     return gradient.div_(temperature)
 
 
 @_uniformity_gradient.register_fake
-def _(z: Tensor, member: Tensor, lse: Tensor, temperature: float, block: int) -> Tensor:
+def _(z: Tensor, member: Tensor, lse: Tensor, temperature: float, block: int, rank: int, num_ranks: int) -> Tensor:
     return torch.empty_like(z)
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    z, member, _, ctx.temperature, ctx.block = inputs
+    z, member, _, ctx.temperature, *ctx.blocks = inputs
     ctx.save_for_backward(z, member, output[1])
 
 
 def _backward(ctx: Any, upstream: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-    gradient = _uniformity_gradient(*ctx.saved_tensors, ctx.temperature, ctx.block)
-    return upstream * gradient, None, None, None, None
+    gradient = _uniformity_gradient(*ctx.saved_tensors, ctx.temperature, *ctx.blocks)
+    return upstream * gradient, None, None, None, None, None, None
 
 
 _uniformity.register_autograd(_backward, setup_context=_keep)

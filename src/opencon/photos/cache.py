@@ -31,7 +31,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from opencon.files import write_whole
+from opencon.files import parse_json, write_whole
 
 SHARD = 256  # photos, ours: seconds of work to lose, few files; about 4 MB for four views of 1280 features
 LOADED = 8  # shards kept in memory while reading, ours: photos mostly come in the order in which they were stored
@@ -152,7 +152,7 @@ def _metadata(path: Path) -> dict[str, str]:
         length = int.from_bytes(file.read(8), "little")
         if length > path.stat().st_size:
             raise ValueError("the header is longer than the file")
-        metadata: dict[str, str] = json.loads(file.read(length))["__metadata__"]
+        metadata: dict[str, str] = parse_json(file.read(length))["__metadata__"]
         return metadata
 
 

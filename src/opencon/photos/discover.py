@@ -95,6 +95,7 @@ class Discovery:
     record: dict[str, Any]  # result.json
     folder: Path
     doubt: str = ""  # why the result is shaky and what would help; empty where nothing speaks against it
+    everything: dict[str, Any] | None = None  # where the table is of a sample: exact counts over all photos
 
     @property
     def headline(self) -> str:
@@ -131,11 +132,13 @@ class Prepared:
     photos: Photos
     config: DiscoverConfig
     extractor: Extractor
+    features: PhotoFeatures | None = None  # where they are there already
+    sampled_from: int | None = None  # photos, of which these are a sample; None: these are all
 
     def plan(self, cache: Path | None) -> dict[str, str]:
         """What will be done, in words. Two seconds of it are done, to tell how long it will take."""
         photos, f, fit = self.photos, self.config.features, self.config.fit
-        seconds = seconds_for(photos.paths, self.extractor, cache=cache)
+        seconds = 0.0 if self.features else seconds_for(photos.paths, self.extractor, cache=cache)
         about = f"about {seconds / 60:.0f} min" if seconds >= 90 else f"about {max(seconds, 1):.0f} s"
         labeled, classes = photos.num_labeled, len(photos.class_names)
         looks = "as it is" if f.num_views == 0 else f"and {f.num_views} view{'s' * (f.num_views > 1)} of it"
@@ -145,10 +148,12 @@ class Prepared:
             f"{labeled:,} labeled in {classes} class{'es' if classes > 1 else ''} "
             f"({some_names(photos.class_names)}), {len(photos.paths) - labeled:,} unlabeled"
         )
+        of = f", a sample of {self.sampled_from:,}" if self.sampled_from else ""
+        takes = f"each photo {looks}: {about} {'where nothing is cached' if cache is None else 'from here'}"
+        takes = "computed already" if self.features else takes
         return {
-            "photos": f"{len(photos.paths):,}: {held if labeled else 'none is labeled'}",
-            "encoder": f"{f.encoder} at {self.extractor.encoder.image_size} px, each photo {looks}: {about} "
-            f"{'where nothing is cached' if cache is None else 'from here'}; grouping and the page come on top",
+            "photos": f"{len(photos.paths):,}{of}: {held if labeled else 'none is labeled'}",
+            "encoder": f"{f.encoder} at {self.extractor.encoder.image_size} px, {takes}; grouping and the page come on top",
             "looks for": f"the {classes} seen and {groups}" if classes else groups,
             "how": f"{self._learning()}, seed {fit.seed}",
         }
@@ -242,6 +247,8 @@ def discover_photos(
         )
         doubt = doubt_of(table, learned.fitted.count, dict(zip(table.class_names, stable.tolist(), strict=True)))
         data = _page(photos, learned, table, record, folder.path)
+        if prepared.sampled_from:
+            record |= {"sampled_from": prepared.sampled_from}
         record |= {
             "headline": table.headline,
             "doubt": doubt,
@@ -281,7 +288,7 @@ def _learn(prepared: Prepared, folder: RunFolder, cache: Path | None, progress: 
     photos, config, extractor = prepared.photos, prepared.config, prepared.extractor
 
     def learn(settings: FeatureSettings, fit: OpenWorldConfig, extractor: Extractor) -> _Learned:
-        features = read_features(photos, extractor, cache, progress)
+        features = prepared.features or read_features(photos, extractor, cache, progress)
         labels = torch.tensor(photos.labels_of(features.kept))
         aside = set_aside.find(features.plain, [photos.paths[i] for i in features.kept], labels, FEWEST)
         fitted = set_aside.fit_those_that_count(
@@ -466,7 +473,9 @@ def _facts(prepared: Prepared, seconds: float) -> dict[str, object]:
     """The footer of the page."""
     features = prepared.config.features
     views = f", {1 + features.num_views} views of each photo" if features.num_views else ""
-    return {
+    of = prepared.sampled_from
+    sample: dict[str, object] = {"a sample": f"{len(prepared.photos.paths):,} of {of:,} photos"} if of else {}
+    return sample | {
         "encoder": f"{features.encoder}{views}",
         "how": f"{prepared._learning()}, seed {prepared.config.fit.seed}",
         "seconds": f"{seconds:.0f}",

@@ -2,7 +2,7 @@
 
     OUT/embed.json             the source, the encoder and the number of shards
     OUT/pieces.jsonl           which photos belong to which shard, a line each; written once, by the first worker
-    OUT/shards/00017.npy       (n, F) float32: the features of the photos that can be read, to be mapped into memory
+    OUT/shards/00017.npy       (n, F) float32 or float16: the features of the photos that can be read, to be mapped
     OUT/shards/00017.jsonl     a line for each photo: its name, its label, and why it cannot be read, if so
     OUT/shards/00017.done      written last: sizes and checksums of the two
     OUT/shards/00017.claim     a worker is at it; touched as it goes on
@@ -43,9 +43,10 @@ from opencon.data.decoders import MANY, DecodeIn, Slot, in_processes
 from opencon.data.sources import decode_bytes
 from opencon.errors import RunError
 from opencon.files import PARTIAL, explained, parse_json, read_file
-from opencon.photos.features import Extractor
+from opencon.photos.features import FLOAT16_MAX, Extractor, FeatureSettings
 from opencon.photos.pieces import Photo, Piece, pieces_of
 from opencon.processes import Processes, usable_cores
+from opencon.report.shards import read_records
 from opencon.training.run_folder import RunFolder, holds_others
 
 PLAN, PIECES, SHARDS = "embed.json", "pieces.jsonl", "shards"
@@ -97,15 +98,17 @@ class Plan:
             return False
 
 
-def make_plan(source: str, extractor: Extractor, out: Path, *, size: int = SHARD) -> Plan:
+def make_plan(source: str, extractor: Extractor, out: Path, *, size: int = SHARD, half: bool = False) -> Plan:
     """The plan of a folder: the one that is there, if it is for the same source and encoder, or a new one."""
     own: dict[str, Any] = {"source": source if "://" in source else str(Path(source).expanduser().absolute())}
     own |= {"features": extractor.encoder.net.num_features, "photos_in_a_shard": size}
+    own |= {"precision": "float16" if half else "float32"}
     own |= {"encoder": json.loads(json.dumps(extractor.identity()))}
+    named = {"asked_for": extractor.settings.encoder}  # how to open it again; another path may lead to the same weights
     folder = RunFolder.made(out)
     with _alone(out):
         if (out / PLAN).is_file():
-            record = folder.read_json(PLAN)
+            record = {"precision": "float32"} | folder.read_json(PLAN)
             other = [key for key, value in own.items() if record.get(key) != value]
             if other:
                 raise RunError(
@@ -120,7 +123,7 @@ def make_plan(source: str, extractor: Extractor, out: Path, *, size: int = SHARD
         with explained(out / PIECES):
             (out / SHARDS).mkdir(exist_ok=True)
             _put(out / PIECES, text)
-        record = {"what": "features of `opencon embed`", "format": 1, **own, "shards": len(pieces)}
+        record = {"what": "features of `opencon embed`", "format": 1, **own, **named, "shards": len(pieces)}
         folder.write_json(PLAN, record)
     return Plan(out, record)
 
@@ -173,6 +176,8 @@ def _embed(plan: Plan, shard: int, extractor: Extractor, decoders: Executor) -> 
             rows.append(row)
         lines.append(json.dumps(record) + "\n")
     array = np.stack(rows) if rows else np.empty((0, extractor.encoder.net.num_features), np.float32)
+    if plan.record["precision"] == "float16":
+        array = array.clip(-FLOAT16_MAX, FLOAT16_MAX).astype(np.float16)
     buffer = io.BytesIO()
     np.save(buffer, array, allow_pickle=False)
     content = {"npy": buffer.getvalue(), "jsonl": "".join(lines).encode()}
@@ -293,13 +298,6 @@ def _alone(out: Path) -> Iterator[None]:
 # --- what was embedded ------------------------------------------------------------------------------------------------
 
 
-def read_records(path: Path) -> list[dict[str, str]]:
-    """A record for each photo of a shard: name, label, error."""
-    # All lines as one list: a call for each would take four times as long.
-    records: list[dict[str, str]] = parse_json(b"[" + b",".join(read_file(path).splitlines()) + b"]")
-    return records
-
-
 @dataclass(frozen=True, eq=False)
 class Embedded:
     """The features in a folder of `opencon embed`, mapped into memory: nothing is read before it is used.
@@ -345,6 +343,19 @@ class Embedded:
         """(n, F) of all shards: mapped where there is one shard, else copied into one array."""
         parts = [rows for _, rows in self]
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+    def extractor(self, device: torch.device) -> Extractor:
+        """The encoder that computed these features, for more photos; refused where it is another one now."""
+        facts = self.plan.record["encoder"]
+        settings = FeatureSettings(
+            encoder=self.plan.record.get("asked_for", facts["encoder"]), image_size=facts["image_size"]
+        )
+        found = Extractor.open(settings, device)
+        if found.encoder.fingerprint != facts["weights"]:
+            raise RunError(
+                f"{settings.encoder} has other weights than when {self.plan.out} was made. Embed the photos again."
+            )
+        return found
 
     @property
     def num_unreadable(self) -> int:

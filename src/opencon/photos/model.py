@@ -172,10 +172,15 @@ class OpenConModel:
 
     def named(self, prediction: Prediction) -> tuple[list[str], list[float]]:
         """The likeliest name of each row, and how likely it is."""
+        which, confidence = self.which_names(prediction)
+        return [self.names[i] for i in which.tolist()], confidence.tolist()
+
+    def which_names(self, prediction: Prediction) -> tuple[Tensor, Tensor]:
+        """(n,) the number of the likeliest name of each row among `names`, and (n,) how likely it is."""
         confidence, which = self._of_names(prediction.p).max(dim=1)
         if len(self.names) == 1:  # the only one has a probability of 1, and may be wrong
             confidence = prediction.confidence
-        return [self.names[i] for i in which.tolist()], confidence.tolist()
+        return which, confidence
 
     def _of_names(self, values: Tensor) -> Tensor:
         """(n, C) -> (n, K): the sum over classes of the same name."""

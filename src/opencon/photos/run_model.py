@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -40,6 +39,7 @@ from opencon.experiments.classes import (
 )
 from opencon.experiments.recipes import run_config
 from opencon.experiments.workbench import build_method, open_run, without_weights
+from opencon.files import parse_json, read_file
 from opencon.methods import METHODS, Method
 from opencon.photos.features import Extractor, FeatureSettings
 from opencon.photos.model import OTHER_KINDS, OpenConModel, Opener
@@ -214,7 +214,7 @@ def is_run(folder: Path) -> bool:
     if (folder / "split.json").is_file() and not (folder / DISCOVERY).is_file():
         return True
     try:
-        return bool(json.loads((folder / SETTINGS).read_text(encoding="utf-8")).get("kind") == RUN)
+        return bool(parse_json(read_file(folder / SETTINGS)).get("kind") == RUN)
     except (OSError, ValueError, AttributeError):
         return False
 
@@ -225,7 +225,7 @@ def open_run_model(folder: Path, device: torch.device) -> OpenConModel:
         return _from_run(folder, device)
     recall(folder)  # the method may be somebody's own
     try:
-        plain = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))
+        plain = parse_json(read_file(folder / SETTINGS))
         content = (folder / MODEL_TENSORS).read_bytes()
         if hashlib.sha256(content).hexdigest() != plain["sha256"]:
             raise ValueError(f"{MODEL_TENSORS} does not belong to {SETTINGS}, or is damaged")

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from opencon.errors import RunError
+from opencon.files import parse_json, read_file
 
 LOG, LOCK = "decisions.jsonl", "lock"
 WHAT = "decisions of `opencon review`"
@@ -102,12 +103,12 @@ def read_log(path: Path, identity: str) -> list[Entry]:
 
 def _read(path: Path, identity: str) -> tuple[list[Entry], int]:
     """Every decision, and how many bytes of the file are whole lines."""
-    data = path.read_bytes()
+    data = read_file(path)
     end = data.rfind(b"\n") + 1
     entries: list[Entry] = []
     for number, line in enumerate(data[:end].splitlines(), start=1):
         try:
-            entry = json.loads(line)
+            entry = parse_json(line)
             if not isinstance(entry, dict):
                 raise ValueError("no JSON object")
         except ValueError as err:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import csv
 import hashlib
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,11 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from opencon.errors import RunError
-from opencon.files import ASSIGNMENTS, DISCOVERY, EMBEDDINGS, FEATURES
+from opencon.files import ASSIGNMENTS, DISCOVERY, EMBEDDINGS, FEATURES, parse_json, read_file
 from opencon.report.table import from_text
 
 MODEL = "model.json"
 JUNK, STRANGERS = -1, -2  # places that are no group: what nobody wants, and what resembles nothing else
+RESULT = "result.json"
 NOBODY = -1  # in a column of photos: none
 
 
@@ -42,11 +42,13 @@ class Run:
     identity: str  # changes with the photos, their order and their groups
     unreadable: tuple[tuple[str, str], ...] = ()  # name and reason
     suggested: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # names that may fit a group
+    sampled_from: int | None = None  # photos, of which these are a sample; None: these are all
 
     @property
     def title(self) -> str:
-        """The name of the folder of the photos."""
-        return self.root.name or str(self.root)
+        """The name of the folder of the photos, and whether they are a sample."""
+        name = self.root.name or str(self.root)
+        return f"{name}, a sample of {self.sampled_from:,} photos" if self.sampled_from else name
 
     def path(self, photo: int) -> Path:
         """Where a photo lies."""
@@ -108,6 +110,7 @@ def open_run(folder: Path, photos: Path | None = None) -> Run:
         identity=_identity(rows, model),
         unreadable=tuple((line["file"], line["error"]) for line in lines if line["error"]),
         suggested=_suggested(rows),
+        sampled_from=_json(folder / RESULT).get("sampled_from") if (folder / RESULT).is_file() else None,
     )
 
 
@@ -127,7 +130,7 @@ def _model(folder: Path) -> dict[str, Any]:
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = parse_json(read_file(path))
     except (OSError, ValueError) as err:
         raise RunError(f"cannot read {path} ({err}). Run the discovery again.") from err
     if not isinstance(data, dict):

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from opencon.errors import ConfigError, RunError
+from opencon.files import parse_json
 from opencon.review.run import JUNK, STRANGERS
 from opencon.review.state import State
 
@@ -204,7 +205,7 @@ def undo_sort(into: Path) -> tuple[int, list[str]]:
     removed, kept, folders = 0, [], set()
     for line in lines:
         try:
-            entry: dict[str, Any] = json.loads(line)
+            entry: dict[str, Any] = parse_json(line)
             made = into / entry["made"]
             if not made.parent.resolve().is_relative_to(into.resolve()):
                 raise ValueError

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, nullcontext
 from typing import Any
 
 import torch
@@ -12,9 +12,10 @@ from torch import Tensor, nn
 from opencon.config import TrainConfig
 from opencon.data.loader import Draws, TwoStreamLoader, tree_map
 from opencon.errors import DivergedError
+from opencon.losses.blocked import shared_by
 from opencon.methods.base import Epoch, FeatureBank, Method
 from opencon.training.optimizer import OPTIMIZERS, adopt, is_ours, learning_rate, set_learning_rate
-from opencon.training.ranks import add_gradients, is_recordable, take_over
+from opencon.training.ranks import add_gradients, is_recordable, num_ranks, rank, take_over
 
 OnStep = Callable[[int, int], None]  # (epoch, finished steps)
 OnEpoch = Callable[[int, dict[str, float]], None]  # (epoch, mean of each logged term)
@@ -103,7 +104,8 @@ class TrainStep:
     def __call__(self) -> None:
         """Batch, loss, backward, rate, optimizer, after_step, log."""
         assert self.draws is not None
-        out = self.loss_of(self.loader.batch(self.draws, self.index))
+        with shared_by(rank(), num_ranks()) if self.loader.sharing is not None else nullcontext():
+            out = self.loss_of(self.loader.batch(self.draws, self.index))
         self.optimizer.zero_grad(set_to_none=True)
         self.scaler.scale(out.loss).backward()  # type: ignore[no-untyped-call, unused-ignore]
         add_gradients(self.method, is_shared=self.loader.sharing is not None)
