@@ -187,7 +187,10 @@ def test_a_batch_without_labeled_images(capsys, tmp_path, shapes):
 
 def test_an_unknown_key(capsys, tmp_path, shapes):
     message = refused(capsys, *config(tmp_path, shapes), "--set", "data.imagesize=16")
-    assert "unknown setting 'data.imagesize'. Did you mean 'image_size'? Known here: decode, image_size, memory_gb," in message
+    assert (
+        "unknown setting 'data.imagesize'. Did you mean 'image_size'? Known here: decode, image_size, memory_gb,"
+        in message
+    )
 
 
 def test_images_that_do_not_fit_the_encoder(capsys, tmp_path, shapes):
