@@ -201,6 +201,7 @@ def test_a_class_that_is_not_looked_for_has_no_part_in_anything(shares):
         cosines = method._cosines(method.embedder.features(torch.cat(batch.views[:2]))).view(2, len(batch.labels), -1)
         targets = method.targets(cosines, batch.labels[: batch.num_labeled])
     assert targets[..., 5:].max() < 1e-6
+    assert method.queue[:, 5:].max() == method.row_logits(bank.z)[:, 5:].max() * method.config.temperature == -2
     assert out.logs["prototypes"] == 5
 
 

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from opencon.cluster.naming import cluster_and_name
-from opencon.config import GroupConfig, MethodConfig, ViewConfig, Views
+from opencon.config import GroupConfig, MethodConfig, Views
 from opencon.encoders import Embedder
 from opencon.errors import require
 from opencon.methods.base import (
@@ -30,11 +30,10 @@ from opencon.methods.base import (
     Task,
     Variant,
 )
+from opencon.methods.concord import SMALL
 from opencon.methods.parts import WeightAverage, at_least_one, positive
 from opencon.methods.schedule import usual
 
-# Ours, as Concord's: a fifth to three fifths of the image at 0.6 of its side, so that a crop costs less than half a view.
-SMALL = ViewConfig(size=20, crop_scale=(0.2, 0.6), count=4)
 SMALL_PHOTO = 96  # pixels, SwAV's
 
 
