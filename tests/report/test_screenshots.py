@@ -209,6 +209,14 @@ def test_the_legend_hides_classes_and_the_zoom_brings_them_closer(visit):
     assert page.evaluate(apart) == pytest.approx(before)
 
 
+def test_the_map_has_its_size_before_the_browser_tells_it(visit):
+    page = visit(report_data())
+    page.add_init_script("window.ResizeObserver = class { observe() {} }")  # as late as can be
+    page.reload()
+    assert page.evaluate("W") == page.evaluate("canvas.clientWidth") > 300
+    assert painted(page) > 500
+
+
 def test_names_come_back_as_a_table(visit, tmp_path):
     page = visit(report_data(new=3))
     save = page.get_by_role("button", name="Save names.csv")

@@ -417,10 +417,12 @@ showLegend();
 showNames();
 zoom(1);
 dark.addEventListener("change", redraw);
-new ResizeObserver(() => {
+function resize() {
   [W, H] = [canvas.clientWidth, canvas.clientHeight];
   canvas.width = W * devicePixelRatio;
   canvas.height = H * devicePixelRatio;
   show(-1);
   draw();
-}).observe(canvas);
+}
+resize();  // the observer speaks only with the next frame: until then the map would have the size of a point
+new ResizeObserver(resize).observe(canvas);
