@@ -197,6 +197,20 @@ def test_a_shard_that_was_cut_off_is_computed_again(photos, tmp_path, extractor)
     assert Embedded.open(tmp_path / "out").check() == [1]
 
 
+def test_what_killed_workers_left_is_removed(photos, tmp_path, extractor):
+    plan = make_plan(str(photos), extractor, tmp_path / "out", size=6)
+    work(plan, extractor)
+    whole = sorted(p.name for p in (plan.out / "shards").iterdir())
+    here, child = os.uname().nodename, subprocess.Popen([sys.executable, "-c", ""])
+    child.wait()
+    plan.file(0, "claim").write_text(f"{here} {child.pid}")  # killed between the marker and the end of its claim
+    plan.file(1, f"npy.{here}-{child.pid}.partial").write_bytes(b"half")
+    alive = plan.file(2, f"npy.{here}-{os.getpid()}.partial")
+    alive.write_bytes(b"half")
+    work(plan, extractor)
+    assert sorted(p.name for p in (plan.out / "shards").iterdir()) == sorted([*whole, alive.name])
+
+
 def test_kills_at_random_moments_lose_nothing_and_double_nothing(photos, tmp_path):
     """Workers are killed by SIGKILL until all is done; the files are those of an undisturbed run, byte for byte."""
     code = "import sys; from opencon.cli import main; main(sys.argv[1:])"

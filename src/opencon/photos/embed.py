@@ -42,7 +42,7 @@ from torch import Tensor
 from opencon.data.decoders import MANY, DecodeIn, Slot, in_processes
 from opencon.data.sources import decode_bytes
 from opencon.errors import RunError
-from opencon.files import PARTIAL, explained, parse_json, read_file
+from opencon.files import PARTIAL, explained, parse_json, read_file, write_whole
 from opencon.photos.features import FLOAT16_MAX, Extractor, FeatureSettings
 from opencon.photos.pieces import Photo, Piece, pieces_of
 from opencon.processes import Processes, usable_cores
@@ -122,7 +122,7 @@ def make_plan(source: str, extractor: Extractor, out: Path, *, size: int = SHARD
         text = "".join(lines).encode("utf-8", "surrogateescape")
         with explained(out / PIECES):
             (out / SHARDS).mkdir(exist_ok=True)
-            _put(out / PIECES, text)
+            write_whole(out / PIECES, lambda path: path.write_bytes(text))
         record = {"what": "features of `opencon embed`", "format": 1, **own, **named, "shards": len(pieces)}
         folder.write_json(PLAN, record)
     return Plan(out, record)
@@ -161,6 +161,7 @@ def _work(plan: Plan, extractor: Extractor, decoders: Executor, progress: Progre
                 continue
         done += 1
         progress(done, plan.num_shards)
+    _tidy(plan)
     return sum(not plan.is_done(shard) for shard in left)
 
 
@@ -249,9 +250,14 @@ def _is_alive(claim: Path) -> bool:
     """Whether the worker of a claim still works: by its process on this machine, by the time of its last touch elsewhere."""
     try:
         node, _, pid = claim.read_text().partition(" ")
-        age = time.time() - claim.stat().st_mtime
+        return _works(node, pid, claim)
     except (OSError, ValueError):
         return False
+
+
+def _works(node: str, pid: str, trace: Path) -> bool:
+    """Whether a worker still works that left this file."""
+    age = time.time() - trace.stat().st_mtime
     if node == platform.node() and pid.isdecimal():
         try:
             os.kill(int(pid), 0)
@@ -268,14 +274,27 @@ def _touch(path: Path) -> None:
 
 
 def _put(path: Path, content: bytes) -> None:
-    """Write a file under a name of its own, then rename it: several workers may write the same file at once."""
-    partial = path.with_name(f"{path.name}.{secrets.token_hex(4)}{PARTIAL}")
+    """Write a file under the worker's name, then rename it: several workers may write the same file at once."""
+    partial = path.with_name(f"{path.name}.{platform.node()}-{os.getpid()}{PARTIAL}")
     try:
         partial.write_bytes(content)
         os.replace(partial, path)
     finally:
         with contextlib.suppress(OSError):
             partial.unlink(missing_ok=True)
+
+
+def _tidy(plan: Plan) -> None:
+    """Remove what killed workers left: halves of files, and claims of shards that were done."""
+    for path in (plan.out / SHARDS).iterdir():
+        with contextlib.suppress(OSError):  # another worker was quicker
+            if path.suffix == PARTIAL:
+                node, _, pid = path.stem.split(".", 2)[-1].rpartition("-")
+                is_litter = not _works(node, pid, path)
+            else:
+                is_litter = path.suffix == ".claim" and not _is_alive(path)
+            if is_litter:
+                path.unlink()
 
 
 @contextlib.contextmanager
