@@ -204,7 +204,9 @@ def show_discovery(result: Discovery, num_asked: int | None) -> None:
 
 @app.command(short_help="Class or group of new photos, by a discovery or a trained run.")
 def predict(
-    run_folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a discovery or of a training run, or an exported one.")],
+    run_folder: Annotated[
+        Path, typer.Argument(metavar="RUN", help="The folder of a discovery or a trained run, or an exported one.")
+    ],
     images: Annotated[
         list[Path] | None, typer.Argument(metavar="[IMAGES]...", help="Photos, or folders of photos.")
     ] = None,
@@ -275,7 +277,7 @@ def predict_embedded(run_folder: Path, features: Path, out: Path, false_alarms: 
 
 @app.command(short_help="Give new groups the names you chose.")
 def name(
-    run_folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a discovery or of a training run.")],
+    run_folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a discovery or a trained run.")],
     names: Annotated[
         Path | None, typer.Argument(metavar="[NAMES]", help="A table group,name, as the report writes it.")
     ] = None,
@@ -376,7 +378,7 @@ def count(
 
 @app.command(short_help="A model for elsewhere: ONNX and a folder of its own.")
 def export(
-    run_folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a discovery or of a training run.")],
+    run_folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a discovery or a trained run.")],
     out: Annotated[Path, typer.Option("--out", help="Folder for the model.")] = Path("model"),
     onnx: Annotated[
         bool | None,
