@@ -69,6 +69,9 @@ def test_the_command_line_takes_a_folder_and_a_pile(root, tmp_path, capsys):
     with (tmp_path / "said.csv").open() as file:
         said = list(csv.DictReader(file))
     assert {row["predicted"] for row in said} <= {"", *SEEN, *(f"new-{i}" for i in range(1, 7))}
+    command("evaluate", tmp_path / "run", "--truth", "folders", "--predictions", tmp_path / "judged.csv")
+    assert "protocol" in capsys.readouterr().out
+    assert "truth" in (tmp_path / "judged.csv").read_text().splitlines()[0].split(",")
     command("export", tmp_path / "run", "--out", tmp_path / "model", "--no-onnx")
     assert {path.name for path in (tmp_path / "model").iterdir()} == {
         "README.md",
@@ -92,6 +95,23 @@ def test_truth_is_for_the_number_in_the_end(root, run, tmp_path):
     mine, other = (torch.load(r.folder / "checkpoint.pt", weights_only=True)["method"] for r in (run, blind))
     for name, tensor in mine.items():
         assert torch.equal(tensor, other[name]), name
+    # And it may come when all is done.
+    again = opencon.evaluate(blind, truth="folders", device="cpu")
+    assert {key: again[key] for key in ("all", "novel", "seen")} == {
+        key: run.result[key] for key in ("all", "novel", "seen")
+    }
+    known = opencon.open_run(blind.folder, truth="folders", device="cpu")
+    assert known.predictions().matching == run.predictions().matching
+    test = opencon.evaluate(blind, test=root / "pile", device="cpu")
+    assert (test["on"], test["num_images"]) == ("test", len(list((root / "pile").rglob("*.png"))))
+    with pytest.raises(
+        opencon.errors.ConfigError, match=r"Leave out --protocol, or say what is known \(--truth, --test\)"
+    ):
+        opencon.evaluate(blind, protocol="gcd", device="cpu")
+    with pytest.raises(
+        opencon.errors.ConfigError, match=r"Use eval\.on=unlabeled \(--on unlabeled\), or give some \(--test"
+    ):
+        opencon.evaluate(blind, on="test", device="cpu")
 
 
 def test_the_number_of_classes_is_estimated_without_the_truth(root, monkeypatch):

@@ -26,6 +26,7 @@ from opencon.experiments.evaluate import draw_side_by_side, evaluate_run
 from opencon.experiments.recipes import get_recipe, read_config, run_config
 from opencon.experiments.results import Confusion, Predictions, predictions_of
 from opencon.experiments.train import train as train_run
+from opencon.experiments.workbench import Workbench, data_settings
 from opencon.experiments.workbench import open_run as open_bench
 from opencon.methods import METHODS
 from opencon.openworld.fit import OpenWorldConfig
@@ -231,6 +232,8 @@ class Run:
     result: dict[str, Any]  # result.json: accuracies as shares, protocol, seconds, ...; empty if it is not finished
     data: str | None = None  # where its images lie now, if elsewhere
     device: str = "auto"
+    truth: str | None = None  # the classes of its pile, where somebody knows them by now
+    test: str | None = None  # held-out images, likewise
 
     def __repr__(self) -> str:
         shown = ("all", "novel", "seen", "held_out", "stability")
@@ -267,25 +270,39 @@ class Run:
     def _kept(self) -> dict[str, Any]:
         return {}
 
+    def _bench(self) -> Workbench:
+        files = data_settings(truth=self.truth, test=self.test)
+        return open_bench(self.folder, pick_device(self.device), data_root=self.data, settings=files)
+
     def _said(self, on: Literal["unlabeled", "test"]) -> tuple[Predictions, NDArray[np.float32]]:
         if on not in self._kept:
-            bench = open_bench(self.folder, pick_device(self.device), data_root=self.data)
+            bench = self._bench()
             self._kept[on] = predictions_of(bench, on)
         said: tuple[Predictions, NDArray[np.float32]] = self._kept[on]
         return said
 
 
-def open_run(folder: PathLike, *, data: PathLike | None = None, device: str = "auto") -> Run:
+def open_run(
+    folder: PathLike,
+    *,
+    data: PathLike | None = None,
+    truth: PathLike | None = None,
+    test: PathLike | None = None,
+    device: str = "auto",
+) -> Run:
     """A run that `train` or `opencon train` left in a folder.
 
     Args:
         folder: the run folder.
         data: where its images lie now, if elsewhere.
+        truth: the classes of its pile, if somebody knows them by now: "folders", or a table file,class.
+        test: held-out images with classes, likewise: a folder with one sub-folder per class, or a list.
         device: "auto", "cpu", "cuda" or "cuda:N".
     """
     run = RunFolder.open_for_reading(Path(folder).expanduser())
     result = run.read_json("result.json") if run.has("result.json") else {}
-    return Run(run.path, result, None if data is None else str(data), device)
+    where = {"data": _text(data), "truth": _text(truth), "test": _text(test)}
+    return Run(run.path, result, device=device, **where)
 
 
 def train(
@@ -405,6 +422,8 @@ def evaluate(
     protocol: str | None = None,
     on: str | None = None,
     data: PathLike | None = None,
+    truth: PathLike | None = None,
+    test: PathLike | None = None,
     device: str = "auto",
     picture: PathLike | None = None,
     figures: PathLike | None = None,
@@ -419,6 +438,8 @@ def evaluate(
         protocol: "orca" or "gcd".
         on: "unlabeled" (training images) or "test" (held-out images).
         data: where the images lie now.
+        truth: the classes of the run's pile, if somebody knows them by now: "folders", or a table file,class.
+        test: held-out images with classes to measure on: a folder with one sub-folder per class, or a list.
         device: "auto", "cpu", "cuda" or "cuda:N".
         picture: also draw the embedding to this PNG.
         figures: also draw look-alikes of the paper's figures to this folder; a warning names those that cannot be drawn.
@@ -435,7 +456,9 @@ def evaluate(
         pick_device(device),
         protocol=protocol,
         on=on,
-        data_root=None if data is None else str(data),
+        data_root=_text(data),
+        truth=_text(truth),
+        test=_text(test),
         picture=_path(picture),
         figures=_path(figures),
         num_drawn=classes,
@@ -469,7 +492,7 @@ def draw(
         f"{METHODS[run.config.method.name].title}, {name if names.count(name) == 1 else run.folder}"
         for run, name in zip(opened, names, strict=True)
     ]
-    benches = [open_bench(run.folder, pick_device(run.device), data_root=run.data) for run in opened]
+    benches = [run._bench() for run in opened]
     return draw_side_by_side(dict(zip(titles, benches, strict=True)), Path(out).expanduser(), classes)
 
 
@@ -492,6 +515,10 @@ def _say_notes(photos: Photos) -> None:
 
 def _paths(**given: PathLike | None) -> dict[str, Any]:
     return {key: _path(value) for key, value in given.items()}
+
+
+def _text(value: PathLike | None) -> str | None:
+    return None if value is None else str(value)
 
 
 def _path(value: PathLike | None) -> Path | None:

@@ -144,7 +144,10 @@ def check_fits(config: RunConfig, info: DatasetInfo) -> None:
             f"train.batch_size = {config.train.batch_size} is more than the {num_train} images there are."
         )
     if config.eval.on == "test" and not info.num_test:
-        raise ConfigError(f"{config.data.name} has no held-out test images. Use eval.on=unlabeled (--on unlabeled).")
+        more = ", or give some (--test)" if config.data.name in ("folder", "list") else ""
+        raise ConfigError(
+            f"{config.data.name} has no held-out test images. Use eval.on=unlabeled (--on unlabeled){more}."
+        )
     weights = config.encoder.weights
     if weights == INSTALLED and entry.load_installed is None:
         raise ConfigError(
