@@ -114,6 +114,29 @@ def test_truth_is_for_the_number_in_the_end(root, run, tmp_path):
         opencon.evaluate(blind, on="test", device="cpu")
 
 
+def test_files_of_ones_own_change_nothing_that_a_configuration_says(root, tmp_path):
+    file = tmp_path / "mine.toml"
+    files = {"labeled": root / "labeled", "unlabeled": root / "pile"}
+    file.write_text('recipe = "orca/digits"\n[split]\nnum_classes = 9\nseen_classes = ["2", "0"]\nheld_out = 0.0\n')
+    split = opencon.configure(file, **files).split
+    assert (split.num_classes, split.seen_classes, split.held_out) == (9, ("2", "0"), 0.0)
+    assert opencon.configure(opencon.configure(file), **files).split == split
+    file.write_text(
+        'recipe = "orca/digits"\n[split]\nnum_classes = 9\n'
+    )  # the recipe's own number of seen classes goes
+    assert opencon.configure(file, **files).split.num_seen is None
+    file.write_text('recipe = "orca/digits"\n[split]\nnum_seen = 3\n')  # that of the file stays, and does not fit
+    with pytest.raises(
+        opencon.errors.ConfigError, match=r"split\.num_seen = 3, but the files give labels of 4 classes"
+    ):
+        opencon.train(file, out=tmp_path / "run", settings=SETTINGS, device="cpu", **files)
+
+
+def test_a_run_is_a_configuration(run, tmp_path):
+    assert opencon.configure(run.folder / "config.json") == run.config
+    assert opencon.configure(str(run.folder / "config.json"), seed=7).train.seed == 7
+
+
 def test_the_number_of_classes_is_estimated_without_the_truth(root, monkeypatch):
     shown = []
     monkeypatch.setattr(

@@ -23,7 +23,7 @@ from opencon.errors import ConfigError, require, shown
 from opencon.experiments.callbacks import Callback
 from opencon.experiments.compare import Comparison, compare_runs
 from opencon.experiments.evaluate import draw_side_by_side, evaluate_run
-from opencon.experiments.recipes import get_recipe, read_config, run_config
+from opencon.experiments.recipes import get_recipe, read_config, run_config, seen_by_labels
 from opencon.experiments.results import Confusion, Predictions, predictions_of
 from opencon.experiments.train import train as train_run
 from opencon.experiments.workbench import Workbench, data_settings
@@ -329,8 +329,8 @@ def train(
         >>> opencon.train("orca/digits", out="runs/orca", settings={"train.epochs": 5})  # doctest: +SKIP
 
     Args:
-        recipe: a name as `opencon list recipes` shows it (METHOD/DATASET; a data set alone means OpenCon), a TOML file,
-            or a configuration.
+        recipe: a name as `opencon list recipes` shows it (METHOD/DATASET; a data set alone means OpenCon), a TOML or
+            JSON file (the config.json of a run is one), or a configuration.
         out: the run folder.
         settings: settings to change, by their dotted name.
         variant: "released" (the default) or "paper", for a recipe by name.
@@ -372,16 +372,18 @@ def configure(
     """
     for problem in import_installed():
         warnings.warn(problem, stacklevel=3)
+    brings_labels = labeled is not None or unlabeled is not None
     if isinstance(recipe, RunConfig):
-        config = recipe
-    elif Path(recipe).suffix == ".toml":
-        config = read_config(Path(recipe))
+        config = seen_by_labels(recipe) if brings_labels else recipe
+    elif isinstance(recipe, Path) or recipe.endswith((".toml", ".json")):
+        config = read_config(Path(recipe), brings_labels=brings_labels)
     else:
         config = get_recipe(str(recipe), variant=variant or "released")
         if variant == "paper" and config == get_recipe(str(recipe)):
             name = config.method.name
             raise ConfigError(f"{name} has one variant, which follows its released code. Leave the variant out.")
         variant = None
+        config = seen_by_labels(config) if brings_labels else config
     if variant is not None:
         raise ConfigError('a variant belongs to a recipe. In a configuration file, write: variant = "paper"')
     config = with_files(config, labeled=labeled, unlabeled=unlabeled, truth=truth, test=test)
@@ -401,7 +403,7 @@ def with_files(
     truth: PathLike | None,
     test: PathLike | None,
 ) -> RunConfig:
-    """The same configuration for images of your own, where some are given; their labels say which classes are seen."""
+    """The same configuration for images of your own, where some are given."""
     given = {"root": labeled, "unlabeled": unlabeled, "truth": truth, "test": test}
     changes: dict[str, Any] = {key: str(value) for key, value in given.items() if value is not None}
     if not changes:
@@ -412,8 +414,7 @@ def with_files(
         unlabeled is not None,
         "labeled images alone leave nothing to discover. Give the others, too, as unlabeled (--unlabeled).",
     )
-    split = replace(config.split, num_seen=None, seen_classes=(), num_classes=None)
-    return replace(config, data=replace(config.data, name="folder", **changes), split=split)
+    return replace(config, data=replace(config.data, name="folder", **changes))
 
 
 def evaluate(

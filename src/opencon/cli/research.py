@@ -104,7 +104,10 @@ def demo(
 def train(
     recipe: Annotated[str | None, typer.Argument(help="A recipe (see `opencon list`), such as cifar100.")] = None,
     config: Annotated[
-        Path | None, typer.Option("--config", help="A TOML file of settings instead of a recipe.")
+        Path | None,
+        typer.Option(
+            "--config", help="A file of settings, TOML or JSON, instead of a recipe; a run's config.json is one."
+        ),
     ] = None,
     out: Out = None,
     settings: Settings = None,

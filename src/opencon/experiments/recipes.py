@@ -197,8 +197,16 @@ def run_config(data: Mapping[str, Any]) -> RunConfig:
     return from_dict(RunConfig, data, method=METHODS[method["name"]].config)  # type: ignore[index]
 
 
-def read_config(path: Path) -> RunConfig:
-    """A RunConfig from a TOML or JSON file. `recipe = "cifar100"` at its top starts from a recipe and changes some keys."""
+def seen_by_labels(config: RunConfig) -> RunConfig:
+    """The same configuration for images that bring their labels: these say which classes are seen, unless it names some."""
+    return config if config.split.seen_classes else replace(config, split=replace(config.split, num_seen=None))
+
+
+def read_config(path: Path, *, brings_labels: bool = False) -> RunConfig:
+    """A RunConfig from a TOML or JSON file. `recipe = "cifar100"` at its top starts from a recipe and changes some keys.
+
+    With `brings_labels` it is for images that bring their labels: the recipe's number of seen classes does not count.
+    """
     try:
         text = read_file(path).decode("utf-8").replace("\r\n", "\n")
         data = parse_json(text) if path.suffix == ".json" else tomllib.loads(text)
@@ -221,7 +229,7 @@ def read_config(path: Path) -> RunConfig:
         base.strong is None or "augment" not in data or "strong" in data,
         f"{base.method.name} makes its second view by [strong]. The file changes [augment], the first one: give both.",
     )
-    return run_config(_merged(to_dict(base), data))
+    return run_config(_merged(to_dict(seen_by_labels(base) if brings_labels else base), data))
 
 
 def _merged(base: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
