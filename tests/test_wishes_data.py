@@ -252,5 +252,11 @@ def test_figures_for_a_method_without_a_novelty_score(root, tmp_path):
     assert [path.name for path in pictures] == ["maps.png", "confusions.png"]
     with Image.open(pictures[0]) as image:
         assert image.width > 1.5 * image.height  # two panels, though both folders have the same name
+    blind = {"labeled": root / "labeled", "unlabeled": root / "pile"}
+    blind_run = opencon.train("gcd/digits", out=tmp_path / "blind", settings=SETTINGS, device="cpu", **blind)
+    (picture,) = opencon.draw(blind_run, tmp_path / "alone", device="cpu")  # colored by group
+    assert picture.name == "maps.png"
+    with pytest.raises(opencon.errors.ConfigError, match=r"known to some of these runs and not to others"):
+        opencon.draw([runs[0], blind_run], tmp_path / "both", device="cpu")
     with pytest.raises(opencon.errors.ConfigError, match="--classes 30 must be 10 or 20"):
         opencon.draw(runs, tmp_path / "both", classes=30)

@@ -71,7 +71,9 @@ def test_no_checkpoint_and_a_damaged_one_are_said(tmp_path):
     run = folder(tmp_path)
     finished = RunFolder.made(tmp_path / "finished")
     finished.write_json("result.json", {})
-    with pytest.raises(RunError, match=r"its checkpoint is gone\. .* \(--keep\)\. Train it again .* --config .*config\.json"):
+    with pytest.raises(
+        RunError, match=r"its checkpoint is gone\. .* \(--keep\)\. Train it again .* --config .*config\.json"
+    ):
         finished.load_checkpoint()
     with pytest.raises(RunError, match="has no checkpoint yet"):
         run.load_checkpoint()

@@ -238,27 +238,32 @@ def draw_paper_figures(
 
 
 def draw_side_by_side(benches: Mapping[str, Workbench], folder: Path, num_drawn: int = 10) -> list[Path]:
-    """The embeddings and the confusion matrices of several runs, by their titles; each as one picture."""
+    """The embeddings and the confusion matrices of several runs, by their titles; each as one picture.
+
+    Where nobody knows the classes, embeddings are colored by group, and there is nothing to confuse.
+    """
     check_drawn(num_drawn)
     first = next(iter(benches.values()))
-    panels = []
+    knows, panels = first.knows_novel("unlabeled"), []
     for title, bench in benches.items():
+        if bench.knows_novel("unlabeled") != knows:
+            raise ConfigError(
+                f"{title}: the classes of the unlabeled images are known to some of these runs and not to others. Show runs "
+                f"that are told the same."
+            )
         same = bench.dataset.train.class_names == first.dataset.train.class_names
         if not same or bench.split.num_seen != first.split.num_seen:
             raise ConfigError(f"{title} has other classes than the first run. Show runs of the same data and split.")
-        if not bench.knows_novel("unlabeled"):
-            raise ConfigError(f"{title}: nobody knows the classes of the unlabeled images, so they cannot be colored.")
         _, bank, assignment = bench.score("unlabeled", bench.config.eval.protocol)
-        rows, truth = bench.judged("unlabeled")
+        rows, truth, every_name = colors(bench, assignment)
         predicted = clustered(bench, bank, assignment).cpu()[rows].numpy()
-        names = dict(enumerate(bench.dataset.train.class_names))
+        names = dict(enumerate(every_name))
         z = bank.z.cpu()[rows].numpy()
         panels.append(Panel(title, z, truth.numpy(), bench.split.num_seen, names, predicted))
     folder.mkdir(parents=True, exist_ok=True)
-    return [
-        maps_figure(panels, path=folder / "maps.png", number=num_drawn),
-        confusions_figure(panels, path=folder / "confusions.png", number=num_drawn),
-    ]
+    words = "" if knows else "Colored by group, because nobody knows the classes"
+    maps = maps_figure(panels, path=folder / "maps.png", number=num_drawn, title=words)
+    return [maps, confusions_figure(panels, path=folder / "confusions.png", number=num_drawn)] if knows else [maps]
 
 
 def colors(bench: Workbench, assignment: Assignment) -> tuple[Tensor, Tensor, Sequence[str]]:
