@@ -139,6 +139,8 @@ def test_i_want_another_optimizer_and_groups_of_my_own(name, tmp_path, capsys):
     wish = settings(f"train.optimizer={name}", "train.lr=0.001", f"train.groups={json.dumps(rules)}")
     run = tmp_path / "run"
     assert name in works(capsys, "train", "simgcd/digits", "--out", run, *QUICK, *wish).out
+    idle = works(capsys, "train", "simgcd/digits", "--dry-run", *settings("train.trust=0.5", *wish[1::2])).out
+    assert ("note  train.trust has no effect" in idle) == (name != "lars")
     train = config(run)["train"]
     assert (train["optimizer"], train["groups"][0]) == (name, {"match": ["head"], "lr": 0.003, "weight_decay": None})
     groups = RunFolder(run).load_checkpoint()["optimizer"]["param_groups"]
