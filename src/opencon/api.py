@@ -19,11 +19,11 @@ from numpy.typing import NDArray
 from opencon.config import RunConfig, with_settings
 from opencon.counting import CountEstimate
 from opencon.data.split import names_from_file
-from opencon.errors import ConfigError, require, shown
+from opencon.errors import require, shown
 from opencon.experiments.callbacks import Callback
 from opencon.experiments.compare import Comparison, compare_runs
 from opencon.experiments.evaluate import draw_side_by_side, evaluate_run
-from opencon.experiments.recipes import get_recipe, read_config, run_config, seen_by_labels
+from opencon.experiments.recipes import run_config, start_config
 from opencon.experiments.results import Confusion, Predictions, predictions_of
 from opencon.experiments.train import train as train_run
 from opencon.experiments.workbench import Workbench, data_settings
@@ -372,49 +372,14 @@ def configure(
     """
     for problem in import_installed():
         warnings.warn(problem, stacklevel=3)
-    brings_labels = labeled is not None or unlabeled is not None
-    if isinstance(recipe, RunConfig):
-        config = seen_by_labels(recipe) if brings_labels else recipe
-    elif isinstance(recipe, Path) or recipe.endswith((".toml", ".json")):
-        config = read_config(Path(recipe), brings_labels=brings_labels)
-    else:
-        config = get_recipe(str(recipe), variant=variant or "released")
-        if variant == "paper" and config == get_recipe(str(recipe)):
-            name = config.method.name
-            raise ConfigError(f"{name} has one variant, which follows its released code. Leave the variant out.")
-        variant = None
-        config = seen_by_labels(config) if brings_labels else config
-    if variant is not None:
-        raise ConfigError('a variant belongs to a recipe. In a configuration file, write: variant = "paper"')
-    config = with_files(config, labeled=labeled, unlabeled=unlabeled, truth=truth, test=test)
+    files = {"root": labeled, "unlabeled": unlabeled, "truth": truth, "test": test}
+    config = start_config(recipe, variant, {key: str(value) for key, value in files.items() if value is not None})
     short = {"data.root": data, "encoder.weights": weights, "train.seed": seed}
     changes = [f"{key}={json.dumps(value, default=str)}" for key, value in short.items() if value is not None]
     if isinstance(settings, Mapping):
         settings = [f"{key}={json.dumps(value, default=str)}" for key, value in settings.items()]
     config = with_settings(config, [*changes, *(settings or ())])
     return replace(config, split=names_from_file(config.split))
-
-
-def with_files(
-    config: RunConfig,
-    *,
-    labeled: PathLike | None,
-    unlabeled: PathLike | None,
-    truth: PathLike | None,
-    test: PathLike | None,
-) -> RunConfig:
-    """The same configuration for images of your own, where some are given."""
-    given = {"root": labeled, "unlabeled": unlabeled, "truth": truth, "test": test}
-    changes: dict[str, Any] = {key: str(value) for key, value in given.items() if value is not None}
-    if not changes:
-        return config
-    if unlabeled is None and labeled is None:  # a held-out set beside the recipe's own files
-        return replace(config, data=replace(config.data, **changes))
-    require(
-        unlabeled is not None,
-        "labeled images alone leave nothing to discover. Give the others, too, as unlabeled (--unlabeled).",
-    )
-    return replace(config, data=replace(config.data, name="folder", **changes))
 
 
 def evaluate(
