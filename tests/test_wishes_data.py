@@ -69,6 +69,9 @@ def test_the_command_line_takes_a_folder_and_a_pile(root, tmp_path, capsys):
     with (tmp_path / "said.csv").open() as file:
         said = list(csv.DictReader(file))
     assert {row["predicted"] for row in said} <= {"", *SEEN, *(f"new-{i}" for i in range(1, 7))}
+    (tmp_path / "names.csv").write_text("group,name\nnew-1,seven\n")
+    command("name", tmp_path / "run", tmp_path / "names.csv")
+    assert "The names hold for predict, export and the predictions" in capsys.readouterr().out
     command("evaluate", tmp_path / "run", "--truth", "folders", "--predictions", tmp_path / "judged.csv")
     assert "protocol" in capsys.readouterr().out
     assert "truth" in (tmp_path / "judged.csv").read_text().splitlines()[0].split(",")

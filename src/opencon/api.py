@@ -24,7 +24,7 @@ from opencon.experiments.callbacks import Callback
 from opencon.experiments.compare import Comparison, compare_runs
 from opencon.experiments.evaluate import draw_side_by_side, evaluate_run
 from opencon.experiments.recipes import run_config, start_config
-from opencon.experiments.results import Confusion, Predictions, predictions_of
+from opencon.experiments.results import Confusion, Predictions, predictions_of, renamed
 from opencon.experiments.train import train as train_run
 from opencon.experiments.workbench import Workbench, data_settings
 from opencon.experiments.workbench import open_run as open_bench
@@ -277,7 +277,8 @@ class Run:
     def _said(self, on: Literal["unlabeled", "test"]) -> tuple[Predictions, NDArray[np.float32]]:
         if on not in self._kept:
             bench = self._bench()
-            self._kept[on] = predictions_of(bench, on)
+            found, z = predictions_of(bench, on)
+            self._kept[on] = renamed(found, RunFolder.open_for_reading(self.folder)), z
         said: tuple[Predictions, NDArray[np.float32]] = self._kept[on]
         return said
 

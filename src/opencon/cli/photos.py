@@ -303,7 +303,10 @@ def name(
         return
     for name_of_several in together:
         console.print(f"{name_of_several}: several groups of this name, which count as one", soft_wrap=True)
-    console.print("The names hold for assignments.csv, predict and export; the page keeps its old names.")
+    if (run_folder / "assignments.csv").is_file():
+        console.print("The names hold for assignments.csv, predict and export; the page keeps its old names.")
+    else:
+        console.print("The names hold for predict, export and the predictions of this run.")
 
 
 def ask_names(found: GuessedNames) -> dict[str, str]:
