@@ -309,6 +309,13 @@ def _only(runs, name):
     return folder
 
 
+def test_a_sweep_stands_for_its_cells(tmp_path):
+    for seed in (0, 1):
+        make_run(tmp_path / f"sweep/cells/seed{seed}", settings=[f"train.seed={seed}"])
+    ((row,),) = (section.rows for section in compare_runs([tmp_path / "sweep"]))
+    assert len(row.runs) == 2
+
+
 def test_the_same_folder_twice_counts_once(runs):
     (section,) = compare_runs([runs / "k", runs / "o0" / ".." / "k"])
     assert len(section.rows[0].runs) == 1

@@ -192,11 +192,12 @@ def compare_runs(paths: Iterable[Path], say: Callable[[str], None] = lambda text
 
 
 def find_runs(paths: Iterable[Path]) -> dict[Path, bool]:
-    """Run folders, and whether each was named. A folder that is not a run stands for the runs directly inside it."""
+    """Run folders, and whether each was named. A folder that is not a run stands for those in it."""
     folders: dict[Path, bool] = {}
     for path in paths:
         is_run = (path / "config.json").is_file()
-        inside = [path] if is_run else sorted(p.parent for p in path.glob("*/config.json"))
+        places = [*path.glob("*/config.json"), *path.glob("cells/*/config.json")]  # the cells of a sweep are runs
+        inside = [path] if is_run else sorted(place.parent for place in places)
         if not inside:
             raise RunError(f"{path} is not a run, and no run is in it. Give folders that `opencon train` has made.")
         known = {p.resolve() for p in folders}
