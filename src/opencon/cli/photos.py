@@ -282,6 +282,7 @@ def name(
         Path | None, typer.Argument(metavar="[NAMES]", help="A table group,name, as the report writes it.")
     ] = None,
     guesses: Annotated[bool, typer.Option("--guesses", help="Take what each group looks like, with a '?'.")] = False,
+    imports: Imports = None,
 ) -> None:
     """Give new groups the names you chose: `predict` and `export` use them from now on.
 
@@ -291,6 +292,7 @@ def name(
 
     if guesses and names is not None:
         raise ConfigError("--guesses takes the names from the model. Leave out the table, or --guesses.")
+    import_plugins(imports)
     if names is not None:
         changed, together = rename_from_table(run_folder, names)
     else:
