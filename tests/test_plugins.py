@@ -353,6 +353,7 @@ def test_an_installed_package_is_found_by_itself(package, tmp_path, capsys):
         "my_module_of_methods",
         "my-package 1.2",
     )
+    assert plugins.needs(tmp_path / "run") == ["method mine of the package my-package 1.2"]
     Registry.forget(Origin("entry point", "my_module_of_methods", "my-package 1.2"))
     with pytest.raises(MissingPluginError, match=r"came with the package my-package 1\.2\. Install it again"):
         evaluate_run(tmp_path / "run", CPU)

@@ -230,6 +230,7 @@ def test_i_want_my_method_in_a_file_of_my_own(tmp_path, capsys):
     assert "Swap" in table
     assert "SimGCD" in table
     opencon.export(run, tmp_path / "model", onnx=False)
+    assert "| needs | method swap of swap.py, to be given" in (tmp_path / "model/README.md").read_text("utf-8")
     forget_plugins()  # as in another process: both folders find the file again
     said = [works(capsys, "predict", where, digits_as_files(tmp_path)).out for where in (run, tmp_path / "model")]
     assert said[0] == said[1]
