@@ -170,6 +170,21 @@ def test_a_list_with_empty_classes_and_a_column_of_truth(root, tmp_path):
     assert (found.truth == -1).sum() == len(found) - known
 
 
+def test_several_methods_and_seeds_in_one_command(root, tmp_path, capsys):
+    """On images whose classes nobody knows: then other measures stand in the table."""
+    where = {"data.name": "folder", "data.unlabeled": root / "pile", "split.num_seen": "none"}
+    settings = [word for key, value in (SETTINGS | where).items() for word in ("--set", f"{key}={value}")]
+    place = ["--data", root / "labeled", "--device", "cpu", "--out", tmp_path / "sweep"]
+    command("sweep", "orca/digits", "simgcd/digits", "--seeds", "0-1", *place, *settings, "--format", "csv")
+    shown = capsys.readouterr().out
+    assert "seed 1: held_out " in shown
+    rows = list(csv.DictReader(shown[shown.index("method,") :].splitlines()))
+    assert [row["method"] for row in rows] == ["ORCA", "SimGCD"]
+    assert all(0 <= float(row[f"{name}_mean"]) <= 100 for row in rows for name in ("held_out", "stability", "classes"))
+    command("compare", tmp_path / "sweep")
+    assert "no truth" in capsys.readouterr().out
+
+
 def test_which_classes_are_seen_by_name(tmp_path):
     names = ["7", "1", "4"]
     (tmp_path / "seen.txt").write_text("7\n1\n# not this one\n4\n")

@@ -324,12 +324,12 @@ def run_sweep(one: Sweep, device: str, *, at_once: int, minutes: float | None, k
 def show_sweep(one: Sweep, columns: str | None, form: str, plot: Path | None) -> None:
     """The table of a sweep, its picture, and what is left of it."""
     from opencon.experiments.measures import check_columns
-    from opencon.experiments.sweep_table import DEFAULT, cells_of, render, rows_of
+    from opencon.experiments.sweep_table import cells_of, default_columns, render, rows_of
     from opencon.experiments.sweep_table import plot as draw
 
     rows = rows_of(one)
     named = columns_named(columns)
-    wanted = named or list(DEFAULT)
+    wanted = named or default_columns(rows)
     check_columns((record for row in rows for record in row.done), named or [])
     if form == "table":
         heads, lines, _ = cells_of(rows, wanted)

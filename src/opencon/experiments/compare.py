@@ -21,7 +21,7 @@ from typing import Any
 from opencon.config import RunConfig, to_dict
 from opencon.data.benchmarks import DATASETS
 from opencon.errors import ConfigError, MissingPluginError, OpenConError, RunError
-from opencon.experiments.measures import best_of, check_columns, paired_p, shown_as, value_of
+from opencon.experiments.measures import MEASURES, best_of, check_columns, measures_of, paired_p, shown_as, value_of
 from opencon.experiments.recipes import SETTINGS, make_recipe, run_config
 from opencon.methods import METHODS
 from opencon.report.grid import latex, markdown, spread
@@ -32,9 +32,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-SCORES = ("all", "novel", "seen")
-# What is shown of a run that has the first of these: an accuracy, a number without truth, one of pre-training.
-MEASURES = {"all": SCORES, "stability": ("held_out", "stability", "classes_in_use"), "knn20": ("knn20",)}
+SCORES = MEASURES["all"]
 PACE = "seconds_per_epoch"
 FORMATS = ("table", "markdown", "csv", "latex", "json")
 SUFFIXES = {".md": "markdown", ".csv": "csv", ".tex": "latex", ".json": "json"}
@@ -74,8 +72,7 @@ class Run:
     @property
     def measures(self) -> tuple[str, ...]:
         """What is shown of it, unless columns are chosen."""
-        names = next(names for key, names in MEASURES.items() if key in self.result)
-        return tuple(name for name in names if name in self.result)
+        return measures_of(self.result)
 
     @property
     def experiment(self) -> dict[str, Any]:
@@ -216,14 +213,14 @@ def read_run(path: Path) -> Run:
     except ConfigError as err:
         raise RunError(f"{path / 'config.json'} is not the configuration of a run: {err}") from err
     result = folder.read_json("result.json")
-    if result.get("on") == "train" and not any(key in result for key in MEASURES):
+    if result.get("on") == "train" and not measures_of(result):
         raise ConfigError(
             f"{path}: {config.method.name} learns without labels and is measured by the classes of its training images. "
             f"Nobody knows these, so there is nothing to compare."
         )
     numbers = [result[key] for names in MEASURES.values() for key in names if result.get(key) is not None]
     fits = result.get("on") in IMAGES and isinstance(result.get("num_images"), int)
-    fits = fits and any(key in result for key in MEASURES) and ("all" not in result or "protocol" in result)
+    fits = fits and bool(measures_of(result)) and ("all" not in result or "protocol" in result)
     if not fits or not all(isinstance(number, (int, float)) for number in numbers):
         raise RunError(f"{path / 'result.json'} is damaged: it is not the result of a run. Train it again.")
     num_seen = config.split.num_seen if config.method.uses_labels else None
