@@ -333,6 +333,8 @@ def test_damaged_records(capsys, tmp_path, shapes):
 def test_a_run_that_was_never_trained(capsys, tmp_path, shapes):
     works(capsys, *config(tmp_path, shapes))
     (tmp_path / "run/checkpoint.pt").unlink()
+    assert "its checkpoint is gone" in refused(capsys, "evaluate", tmp_path / "run", "--device", "cpu")
+    (tmp_path / "run/result.json").unlink()
     message = refused(capsys, "evaluate", tmp_path / "run", "--device", "cpu")
     assert "has no checkpoint yet. Train it first: opencon train ... --out" in message
 

@@ -123,6 +123,8 @@ def test_the_prior_waits_until_the_number_is_decided_and_is_spread_over_what_is_
     assignment = method.assign(bench.bank())
     assert assignment.classes.max() < left
     assert assignment.p[:, left:].max() == 0
+    # By these a trained run judges new images, even one that lies where a prototype went.
+    assert method.row_logits(method.prototypes).argmax(dim=1).max() < left
 
 
 def test_a_short_run_decides_after_half_of_its_epochs():

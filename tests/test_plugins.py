@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 
 from opencon import plugins
 from opencon.config import with_settings
@@ -249,6 +250,26 @@ def test_a_damaged_record_is_a_sentence(tmp_path):
         plugins.recall(tmp_path)
 
 
+def test_every_command_that_opens_a_run_can_be_given_the_file(trained, mine, tmp_path, capsys):
+    folder, _ = trained
+    moved = mine.rename(tmp_path / "elsewhere.py")
+    names = written(tmp_path / "names.csv", "group,name\nnew-1,seven\n")
+    out = tmp_path / "out"
+    (tmp_path / "images").mkdir()
+    Image.new("L", (8, 8)).save(tmp_path / "images/0.png")
+    commands = [
+        ("evaluate", folder, "--json"),
+        ("name", folder, names),
+        ("predict", folder, tmp_path / "images"),
+        ("export", folder, "--out", out / "model", "--no-onnx"),
+        ("embed", tmp_path / "images", "--encoder", folder, "--out", out / "shards"),
+    ]
+    for words in commands:
+        forget_all()
+        assert "that file is gone" in refused(capsys, *words)
+        works(capsys, *words, "--import", moved)
+
+
 # --- files that cannot be imported ------------------------------------------------------------------------------------
 
 
@@ -332,6 +353,7 @@ def test_an_installed_package_is_found_by_itself(package, tmp_path, capsys):
         "my_module_of_methods",
         "my-package 1.2",
     )
+    assert plugins.needs(tmp_path / "run") == ["method mine of the package my-package 1.2"]
     Registry.forget(Origin("entry point", "my_module_of_methods", "my-package 1.2"))
     with pytest.raises(MissingPluginError, match=r"came with the package my-package 1\.2\. Install it again"):
         evaluate_run(tmp_path / "run", CPU)

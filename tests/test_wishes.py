@@ -3,13 +3,19 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
+from sklearn.datasets import load_digits
 
+import opencon
+from opencon import plugins
 from opencon.errors import ConfigError
 from opencon.experiments.recipes import get_recipe
 from opencon.methods import METHODS
 from opencon.plugins import import_file
+from opencon.registry import Registry
 from opencon.training.run_folder import RunFolder
 from tests.test_cli import refused, works
 
@@ -133,6 +139,8 @@ def test_i_want_another_optimizer_and_groups_of_my_own(name, tmp_path, capsys):
     wish = settings(f"train.optimizer={name}", "train.lr=0.001", f"train.groups={json.dumps(rules)}")
     run = tmp_path / "run"
     assert name in works(capsys, "train", "simgcd/digits", "--out", run, *QUICK, *wish).out
+    idle = works(capsys, "train", "simgcd/digits", "--dry-run", *settings("train.trust=0.5", *wish[1::2])).out
+    assert ("note  train.trust has no effect" in idle) == (name != "lars")
     train = config(run)["train"]
     assert (train["optimizer"], train["groups"][0]) == (name, {"match": ["head"], "lr": 0.003, "weight_decay": None})
     groups = RunFolder(run).load_checkpoint()["optimizer"]["param_groups"]
@@ -221,6 +229,31 @@ def test_i_want_my_method_in_a_file_of_my_own(tmp_path, capsys):
     table = works(capsys, "compare", run, other, "--format", "csv").out
     assert "Swap" in table
     assert "SimGCD" in table
+    opencon.export(run, tmp_path / "model", onnx=False)
+    assert "| needs | method swap of swap.py, to be given" in (tmp_path / "model/README.md").read_text("utf-8")
+    forget_plugins()  # as in another process: both folders find the file again
+    said = [works(capsys, "predict", where, digits_as_files(tmp_path)).out for where in (run, tmp_path / "model")]
+    assert said[0] == said[1]
+    predicted = [json.loads(line)["predicted"] for line in said[0].splitlines()]
+    assert predicted.count("0") > 5  # of ten zeros
+    forget_plugins()
+    (tmp_path / "home/.cache/opencon/imported.json").unlink()  # a stranger
+    assert "You have never imported that file" in refused(capsys, "predict", tmp_path / "model", SWAP.parent)
+
+
+def forget_plugins():
+    for origin in plugins._known():
+        Registry.forget(origin)
+
+
+def digits_as_files(folder):
+    """Ten zeros."""
+    digits = load_digits()
+    (folder / "zeros").mkdir(exist_ok=True)
+    for i in np.nonzero(digits.target == 0)[0][:10]:
+        pixels = np.rint(digits.images[i] * (255 / 16)).astype(np.uint8)
+        Image.fromarray(pixels).save(folder / f"zeros/{i:04}.png")
+    return folder / "zeros"
 
 
 def test_i_want_the_common_checks_to_run_over_my_method():

@@ -69,6 +69,12 @@ def test_the_command_line_takes_a_folder_and_a_pile(root, tmp_path, capsys):
     with (tmp_path / "said.csv").open() as file:
         said = list(csv.DictReader(file))
     assert {row["predicted"] for row in said} <= {"", *SEEN, *(f"new-{i}" for i in range(1, 7))}
+    (tmp_path / "names.csv").write_text("group,name\nnew-1,seven\n")
+    command("name", tmp_path / "run", tmp_path / "names.csv")
+    assert "The names hold for predict, export and the predictions" in capsys.readouterr().out
+    command("evaluate", tmp_path / "run", "--truth", "folders", "--predictions", tmp_path / "judged.csv")
+    assert "protocol" in capsys.readouterr().out
+    assert "truth" in (tmp_path / "judged.csv").read_text().splitlines()[0].split(",")
     command("export", tmp_path / "run", "--out", tmp_path / "model", "--no-onnx")
     assert {path.name for path in (tmp_path / "model").iterdir()} == {
         "README.md",
@@ -92,6 +98,46 @@ def test_truth_is_for_the_number_in_the_end(root, run, tmp_path):
     mine, other = (torch.load(r.folder / "checkpoint.pt", weights_only=True)["method"] for r in (run, blind))
     for name, tensor in mine.items():
         assert torch.equal(tensor, other[name]), name
+    # And it may come when all is done.
+    again = opencon.evaluate(blind, truth="folders", device="cpu")
+    assert {key: again[key] for key in ("all", "novel", "seen")} == {
+        key: run.result[key] for key in ("all", "novel", "seen")
+    }
+    known = opencon.open_run(blind.folder, truth="folders", device="cpu")
+    assert known.predictions().matching == run.predictions().matching
+    test = opencon.evaluate(blind, test=root / "pile", device="cpu")
+    assert (test["on"], test["num_images"]) == ("test", len(list((root / "pile").rglob("*.png"))))
+    with pytest.raises(
+        opencon.errors.ConfigError, match=r"Leave out --protocol, or say what is known \(--truth, --test\)"
+    ):
+        opencon.evaluate(blind, protocol="gcd", device="cpu")
+    with pytest.raises(
+        opencon.errors.ConfigError, match=r"Use eval\.on=unlabeled \(--on unlabeled\), or give some \(--test"
+    ):
+        opencon.evaluate(blind, on="test", device="cpu")
+
+
+def test_files_of_ones_own_change_nothing_that_a_configuration_says(root, tmp_path):
+    file = tmp_path / "mine.toml"
+    files = {"labeled": root / "labeled", "unlabeled": root / "pile"}
+    file.write_text('recipe = "orca/digits"\n[split]\nnum_classes = 9\nseen_classes = ["2", "0"]\nheld_out = 0.0\n')
+    split = opencon.configure(file, **files).split
+    assert (split.num_classes, split.seen_classes, split.held_out) == (9, ("2", "0"), 0.0)
+    assert opencon.configure(opencon.configure(file), **files).split == split
+    file.write_text(
+        'recipe = "orca/digits"\n[split]\nnum_classes = 9\n'
+    )  # the recipe's own number of seen classes goes
+    assert opencon.configure(file, **files).split.num_seen is None
+    file.write_text('recipe = "orca/digits"\n[split]\nnum_seen = 3\n')  # that of the file stays, and does not fit
+    with pytest.raises(
+        opencon.errors.ConfigError, match=r"split\.num_seen = 3, but the files give labels of 4 classes"
+    ):
+        opencon.train(file, out=tmp_path / "run", settings=SETTINGS, device="cpu", **files)
+
+
+def test_a_run_is_a_configuration(run, tmp_path):
+    assert opencon.configure(run.folder / "config.json") == run.config
+    assert opencon.configure(str(run.folder / "config.json"), seed=7).train.seed == 7
 
 
 def test_the_number_of_classes_is_estimated_without_the_truth(root, monkeypatch):
@@ -122,6 +168,21 @@ def test_a_list_with_empty_classes_and_a_column_of_truth(root, tmp_path):
     known = sum("/9/" not in file for file in found.files)
     assert (run.result["num_images"], len(found)) == (known, len(list((root / "pile").rglob("*.png"))) + 4 * 1)
     assert (found.truth == -1).sum() == len(found) - known
+
+
+def test_several_methods_and_seeds_in_one_command(root, tmp_path, capsys):
+    """On images whose classes nobody knows: then other measures stand in the table."""
+    where = {"data.name": "folder", "data.unlabeled": root / "pile", "split.num_seen": "none"}
+    settings = [word for key, value in (SETTINGS | where).items() for word in ("--set", f"{key}={value}")]
+    place = ["--data", root / "labeled", "--device", "cpu", "--out", tmp_path / "sweep"]
+    command("sweep", "orca/digits", "simgcd/digits", "--seeds", "0-1", *place, *settings, "--format", "csv")
+    shown = capsys.readouterr().out
+    assert "seed 1: held_out " in shown
+    rows = list(csv.DictReader(shown[shown.index("method,") :].splitlines()))
+    assert [row["method"] for row in rows] == ["ORCA", "SimGCD"]
+    assert all(0 <= float(row[f"{name}_mean"]) <= 100 for row in rows for name in ("held_out", "stability", "classes"))
+    command("compare", tmp_path / "sweep")
+    assert "no truth" in capsys.readouterr().out
 
 
 def test_which_classes_are_seen_by_name(tmp_path):
@@ -209,5 +270,11 @@ def test_figures_for_a_method_without_a_novelty_score(root, tmp_path):
     assert [path.name for path in pictures] == ["maps.png", "confusions.png"]
     with Image.open(pictures[0]) as image:
         assert image.width > 1.5 * image.height  # two panels, though both folders have the same name
+    blind = {"labeled": root / "labeled", "unlabeled": root / "pile"}
+    blind_run = opencon.train("gcd/digits", out=tmp_path / "blind", settings=SETTINGS, device="cpu", **blind)
+    (picture,) = opencon.draw(blind_run, tmp_path / "alone", device="cpu")  # colored by group
+    assert picture.name == "maps.png"
+    with pytest.raises(opencon.errors.ConfigError, match=r"known to some of these runs and not to others"):
+        opencon.draw([runs[0], blind_run], tmp_path / "both", device="cpu")
     with pytest.raises(opencon.errors.ConfigError, match="--classes 30 must be 10 or 20"):
         opencon.draw(runs, tmp_path / "both", classes=30)

@@ -19,13 +19,14 @@ from numpy.typing import NDArray
 from opencon.config import RunConfig, with_settings
 from opencon.counting import CountEstimate
 from opencon.data.split import names_from_file
-from opencon.errors import ConfigError, require, shown
+from opencon.errors import require, shown
 from opencon.experiments.callbacks import Callback
 from opencon.experiments.compare import Comparison, compare_runs
 from opencon.experiments.evaluate import draw_side_by_side, evaluate_run
-from opencon.experiments.recipes import get_recipe, read_config, run_config
-from opencon.experiments.results import Confusion, Predictions, predictions_of
+from opencon.experiments.recipes import run_config, start_config
+from opencon.experiments.results import Confusion, Predictions, predictions_of, renamed
 from opencon.experiments.train import train as train_run
+from opencon.experiments.workbench import Workbench, data_settings
 from opencon.experiments.workbench import open_run as open_bench
 from opencon.methods import METHODS
 from opencon.openworld.fit import OpenWorldConfig
@@ -231,6 +232,8 @@ class Run:
     result: dict[str, Any]  # result.json: accuracies as shares, protocol, seconds, ...; empty if it is not finished
     data: str | None = None  # where its images lie now, if elsewhere
     device: str = "auto"
+    truth: str | None = None  # the classes of its pile, where somebody knows them by now
+    test: str | None = None  # held-out images, likewise
 
     def __repr__(self) -> str:
         shown = ("all", "novel", "seen", "held_out", "stability")
@@ -267,25 +270,40 @@ class Run:
     def _kept(self) -> dict[str, Any]:
         return {}
 
+    def _bench(self) -> Workbench:
+        files = data_settings(truth=self.truth, test=self.test)
+        return open_bench(self.folder, pick_device(self.device), data_root=self.data, settings=files)
+
     def _said(self, on: Literal["unlabeled", "test"]) -> tuple[Predictions, NDArray[np.float32]]:
         if on not in self._kept:
-            bench = open_bench(self.folder, pick_device(self.device), data_root=self.data)
-            self._kept[on] = predictions_of(bench, on)
+            bench = self._bench()
+            found, z = predictions_of(bench, on)
+            self._kept[on] = renamed(found, RunFolder.open_for_reading(self.folder)), z
         said: tuple[Predictions, NDArray[np.float32]] = self._kept[on]
         return said
 
 
-def open_run(folder: PathLike, *, data: PathLike | None = None, device: str = "auto") -> Run:
+def open_run(
+    folder: PathLike,
+    *,
+    data: PathLike | None = None,
+    truth: PathLike | None = None,
+    test: PathLike | None = None,
+    device: str = "auto",
+) -> Run:
     """A run that `train` or `opencon train` left in a folder.
 
     Args:
         folder: the run folder.
         data: where its images lie now, if elsewhere.
+        truth: the classes of its pile, if somebody knows them by now: "folders", or a table file,class.
+        test: held-out images with classes, likewise: a folder with one sub-folder per class, or a list.
         device: "auto", "cpu", "cuda" or "cuda:N".
     """
     run = RunFolder.open_for_reading(Path(folder).expanduser())
     result = run.read_json("result.json") if run.has("result.json") else {}
-    return Run(run.path, result, None if data is None else str(data), device)
+    where = {"data": _text(data), "truth": _text(truth), "test": _text(test)}
+    return Run(run.path, result, device=device, **where)
 
 
 def train(
@@ -312,8 +330,8 @@ def train(
         >>> opencon.train("orca/digits", out="runs/orca", settings={"train.epochs": 5})  # doctest: +SKIP
 
     Args:
-        recipe: a name as `opencon list recipes` shows it (METHOD/DATASET; a data set alone means OpenCon), a TOML file,
-            or a configuration.
+        recipe: a name as `opencon list recipes` shows it (METHOD/DATASET; a data set alone means OpenCon), a TOML or
+            JSON file (the config.json of a run is one), or a configuration.
         out: the run folder.
         settings: settings to change, by their dotted name.
         variant: "released" (the default) or "paper", for a recipe by name.
@@ -355,19 +373,8 @@ def configure(
     """
     for problem in import_installed():
         warnings.warn(problem, stacklevel=3)
-    if isinstance(recipe, RunConfig):
-        config = recipe
-    elif Path(recipe).suffix == ".toml":
-        config = read_config(Path(recipe))
-    else:
-        config = get_recipe(str(recipe), variant=variant or "released")
-        if variant == "paper" and config == get_recipe(str(recipe)):
-            name = config.method.name
-            raise ConfigError(f"{name} has one variant, which follows its released code. Leave the variant out.")
-        variant = None
-    if variant is not None:
-        raise ConfigError('a variant belongs to a recipe. In a configuration file, write: variant = "paper"')
-    config = with_files(config, labeled=labeled, unlabeled=unlabeled, truth=truth, test=test)
+    files = {"root": labeled, "unlabeled": unlabeled, "truth": truth, "test": test}
+    config = start_config(recipe, variant, {key: str(value) for key, value in files.items() if value is not None})
     short = {"data.root": data, "encoder.weights": weights, "train.seed": seed}
     changes = [f"{key}={json.dumps(value, default=str)}" for key, value in short.items() if value is not None]
     if isinstance(settings, Mapping):
@@ -376,35 +383,14 @@ def configure(
     return replace(config, split=names_from_file(config.split))
 
 
-def with_files(
-    config: RunConfig,
-    *,
-    labeled: PathLike | None,
-    unlabeled: PathLike | None,
-    truth: PathLike | None,
-    test: PathLike | None,
-) -> RunConfig:
-    """The same configuration for images of your own, where some are given; their labels say which classes are seen."""
-    given = {"root": labeled, "unlabeled": unlabeled, "truth": truth, "test": test}
-    changes: dict[str, Any] = {key: str(value) for key, value in given.items() if value is not None}
-    if not changes:
-        return config
-    if unlabeled is None and labeled is None:  # a held-out set beside the recipe's own files
-        return replace(config, data=replace(config.data, **changes))
-    require(
-        unlabeled is not None,
-        "labeled images alone leave nothing to discover. Give the others, too, as unlabeled (--unlabeled).",
-    )
-    split = replace(config.split, num_seen=None, seen_classes=(), num_classes=None)
-    return replace(config, data=replace(config.data, name="folder", **changes), split=split)
-
-
 def evaluate(
     run: PathLike | Run,
     *,
     protocol: str | None = None,
     on: str | None = None,
     data: PathLike | None = None,
+    truth: PathLike | None = None,
+    test: PathLike | None = None,
     device: str = "auto",
     picture: PathLike | None = None,
     figures: PathLike | None = None,
@@ -419,6 +405,8 @@ def evaluate(
         protocol: "orca" or "gcd".
         on: "unlabeled" (training images) or "test" (held-out images).
         data: where the images lie now.
+        truth: the classes of the run's pile, if somebody knows them by now: "folders", or a table file,class.
+        test: held-out images with classes to measure on: a folder with one sub-folder per class, or a list.
         device: "auto", "cpu", "cuda" or "cuda:N".
         picture: also draw the embedding to this PNG.
         figures: also draw look-alikes of the paper's figures to this folder; a warning names those that cannot be drawn.
@@ -435,7 +423,9 @@ def evaluate(
         pick_device(device),
         protocol=protocol,
         on=on,
-        data_root=None if data is None else str(data),
+        data_root=_text(data),
+        truth=_text(truth),
+        test=_text(test),
         picture=_path(picture),
         figures=_path(figures),
         num_drawn=classes,
@@ -469,7 +459,7 @@ def draw(
         f"{METHODS[run.config.method.name].title}, {name if names.count(name) == 1 else run.folder}"
         for run, name in zip(opened, names, strict=True)
     ]
-    benches = [open_bench(run.folder, pick_device(run.device), data_root=run.data) for run in opened]
+    benches = [run._bench() for run in opened]
     return draw_side_by_side(dict(zip(titles, benches, strict=True)), Path(out).expanduser(), classes)
 
 
@@ -492,6 +482,10 @@ def _say_notes(photos: Photos) -> None:
 
 def _paths(**given: PathLike | None) -> dict[str, Any]:
     return {key: _path(value) for key, value in given.items()}
+
+
+def _text(value: PathLike | None) -> str | None:
+    return None if value is None else str(value)
 
 
 def _path(value: PathLike | None) -> Path | None:

@@ -156,6 +156,16 @@ def recall(folder: Path) -> None:
         import_file(path)
 
 
+def needs(folder: Path) -> list[str]:
+    """What the run or model in this folder takes from others, each in a few words."""
+    said = []
+    for record in _records(folder):
+        file = f"{Path(record['place']).name or 'a session'}, to be given with --import once"
+        source = file if record["kind"] == "file" else f"the package {record['checksum']}"
+        said.append(f"{', '.join(record['brings'])} of {source}")
+    return said
+
+
 def check_unchanged(folder: Path, now: Mapping[str, Any]) -> None:
     """Refuse to go on with a run whose plugins have changed since it began."""
     sums = {record["place"]: record["checksum"] for record in now.get("plugins", [])}

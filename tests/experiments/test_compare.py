@@ -30,6 +30,9 @@ def make_run(folder, recipe="opencon/cifar100", settings=(), *, all=0.5, novel=0
     return folder
 
 
+NOTHING = {"all": None, "novel": None, "seen": None}  # no accuracy
+
+
 @pytest.fixture
 def runs(tmp_path):
     """OpenCon with three seeds, SimCLR's k-means once."""
@@ -211,6 +214,13 @@ def test_a_paired_test_over_the_seeds_that_both_have(runs):
     assert paired_p({0: 2.0, 1: 3.0, 2: 4.0}, {0: 1.0, 1: 2.0, 2: 3.0}) == 0.0
 
 
+def test_a_p_below_what_is_shown_is_not_shown_as_zero(tmp_path):
+    for seed in range(3):
+        make_run(tmp_path / f"o{seed}", settings=[f"train.seed={seed}"], all=0.6 + seed / 100)
+        make_run(tmp_path / f"g{seed}", "gcd/cifar100", [f"train.seed={seed}", "eval.protocol=orca"], all=seed / 100)
+    assert "| <0.001 | 3 |" in render(compare_runs([tmp_path]), "markdown")
+
+
 def test_special_characters_survive_latex(runs):
     make_run(runs / "s", settings=["method.labeled_loss=known"], all=0.4)
     assert r"method.labeled\_loss=known" in render(compare_runs([runs]), "latex")
@@ -229,18 +239,50 @@ def test_what_cannot_be_compared(runs, tmp_path):
     (half / "result.json").unlink()
     with pytest.raises(RunError, match=r"is not finished\. Resume it"):
         compare_runs([half])
-    pre = make_run(tmp_path / "pre" / "a", "simclr/cifar100", all=None, novel=None, seen=None)
-    with pytest.raises(ConfigError, match="simclr pre-trains without labels"):
+    pre = make_run(tmp_path / "pre" / "a", "simclr/cifar100", on="train", **NOTHING)
+    with pytest.raises(
+        ConfigError, match=r"simclr learns without labels .* Nobody knows these, so there is nothing to"
+    ):
         compare_runs([pre])
-    without_truth = make_run(tmp_path / "unknown" / "a", all=None, novel=None, seen=None)
-    with pytest.raises(ConfigError, match="nobody knows the classes of its unlabeled images"):
-        compare_runs([without_truth])
+    for record in (NOTHING, {"protocol": None}, {"on": "moon"}, {"all": "much"}, {"stability": "high", **NOTHING}):
+        with pytest.raises(RunError, match=r"result\.json is damaged"):
+            compare_runs([make_run(tmp_path / "bad" / str(record), **record)])
     with pytest.raises(ConfigError, match="--format 'html' must be one of table, markdown"):
         render([], "html")
 
 
+def test_runs_without_truth_are_compared_by_what_can_be_said(tmp_path):
+    here = ["data.name=folder", "data.root=named", "data.unlabeled=pile", "split.num_seen=none"]
+    for seed in (0, 1):
+        for method, right in (("orca", 0.8), ("gcd", 0.7)):
+            record = {"held_out": right + seed / 10, "stability": 0.5, "classes_in_use": 9, "num_images": 300}
+            folder = tmp_path / f"{method}{seed}"
+            make_run(folder, f"{method}/cifar100", [*here, f"train.seed={seed}"], protocol=None, **record, **NOTHING)
+            (folder / "split.json").write_text('{"num_seen": 4}')
+    (section,) = compare_runs([tmp_path])
+    assert section.title == (
+        "Your own folder named and pile, 4 seen classes, a number that is estimated to look for, labeled as the files "
+        "say; no truth, 300 unlabeled training images"
+    )
+    text = render([section], "markdown")
+    assert "| method | held_out | stability | classes_in_use | runs |" in text
+    assert "| ORCA | **85.0 ± 7.1** | 50.0 ± 0.0 | 9.0 ± 0.0 | 2 |" in text
+    row = next(csv.DictReader(io.StringIO(render([section], "csv"))))
+    assert (row["seen_classes"], row["held_out_mean"], row["protocol"]) == ("4", "85.0", "")
+
+
+def test_pre_training_is_compared_by_its_neighbors(runs):
+    for name, share in (("simclr", 0.3), ("moco", 0.4)):
+        make_run(runs / name, f"{name}/cifar100", protocol=None, on="train", num_images=50000, knn20=share, **NOTHING)
+    accuracy, neighbors = sorted(compare_runs([runs]), key=lambda section: section.title)
+    assert (accuracy.measures, neighbors.measures) == (("all", "novel", "seen"), ("knn20",))
+    assert neighbors.title == "CIFAR-100; 20-NN, 50,000 training images"
+    assert [row.label for row in neighbors.rows] == ["MoCo v3", "SimCLR"]
+    assert list(json.loads(render([neighbors], "json"))[0]["rows"][0])[5] == "knn20"
+
+
 def test_what_is_only_found_in_a_folder_and_does_not_fit_is_left_out(runs):
-    make_run(runs / "pre", "simclr/cifar100", all=None, novel=None, seen=None)
+    make_run(runs / "pre", "simclr/cifar100", on="train", **NOTHING)
     (make_run(runs / "half", settings=["train.seed=9"]) / "result.json").unlink()
     foreign = make_run(runs / "foreign")
     (foreign / "config.json").write_text("{}")
@@ -265,6 +307,13 @@ def _only(runs, name):
     folder.mkdir()
     (runs / name).rename(folder / name)
     return folder
+
+
+def test_a_sweep_stands_for_its_cells(tmp_path):
+    for seed in (0, 1):
+        make_run(tmp_path / f"sweep/cells/seed{seed}", settings=[f"train.seed={seed}"])
+    ((row,),) = (section.rows for section in compare_runs([tmp_path / "sweep"]))
+    assert len(row.runs) == 2
 
 
 def test_the_same_folder_twice_counts_once(runs):

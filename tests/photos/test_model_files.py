@@ -351,6 +351,14 @@ def test_the_card_counts_groups_of_one_name_as_one(model, tmp_path):
     assert "and 1 new group that" in " ".join(card.split())
 
 
+def test_the_card_leaves_out_groups_that_no_photo_fell_into(model, tmp_path):
+    replace(model, sizes=(*model.sizes[:3], 0)).save_pretrained(tmp_path)
+    card = (tmp_path / "README.md").read_text("utf-8")
+    assert "and 1 new group that" in " ".join(card.split())
+    assert "| new-1 | new |" in card
+    assert "| new-2 |" not in card
+
+
 def test_the_card_says_what_the_model_is(model, photos, tmp_path, monkeypatch, capsys):
     model.save_pretrained(tmp_path, title="Colors", facts={"photos": "48 made up | ones", "labels": "10"})
     card = (tmp_path / "README.md").read_text("utf-8")

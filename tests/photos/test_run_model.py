@@ -104,6 +104,8 @@ def test_groups_get_names(run, photos, tmp_path):
     model = OpenConModel.from_pretrained(tmp_path / "run")
     assert "mine" in model.names
     assert model.first_names[5] == "new-1"
+    before, now = run.predictions(), opencon.open_run(tmp_path / "run", device="cpu").predictions()
+    assert [{"new-1": "mine"}.get(name, name) for name in before.predicted] == now.predicted
     opencon.export(tmp_path / "run", tmp_path / "model", onnx=False)
     assert "mine" in OpenConModel.from_pretrained(tmp_path / "model").names
 

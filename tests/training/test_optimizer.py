@@ -16,6 +16,7 @@ from opencon.training.optimizer import (
     learning_rate,
     restore,
     set_learning_rate,
+    unread,
 )
 
 
@@ -306,3 +307,19 @@ def test_a_restored_optimizer_goes_on_as_if_nothing_had_been(name):
 def test_an_unknown_optimizer_gets_a_suggestion():
     with pytest.raises(ConfigError, match=r"unknown optimizer 'adam'. Did you mean 'adamw'\?"):
         build_optimizer(nn.Linear(1, 1), TrainConfig(epochs=1, optimizer="adam"))
+
+
+@pytest.mark.parametrize(
+    ("settings", "idle"),
+    [
+        ({"optimizer": "sgd", "momentum": 0.5, "nesterov": True}, []),
+        ({"optimizer": "sgd", "betas": (0.9, 0.95), "trust": 0.01}, ["train.betas", "train.trust"]),
+        ({"optimizer": "adamw", "momentum": 0.5, "betas": (0.9, 0.95)}, ["train.momentum"]),
+        ({"optimizer": "lars", "momentum": 0.5, "trust": 0.01, "nesterov": True}, ["train.nesterov"]),
+        ({"schedule": "cosine", "milestones": (3,)}, ["train.milestones"]),
+        ({"optimizer": "mine", "trust": 0.5}, []),  # it may read anything
+        ({"optimizer": "adamw"}, []),
+    ],
+)
+def test_settings_that_nobody_reads_are_known(settings, idle):
+    assert unread(TrainConfig(epochs=1, **settings)) == idle

@@ -69,6 +69,12 @@ def test_checkpoint_of_another_config_is_refused(tmp_path):
 
 def test_no_checkpoint_and_a_damaged_one_are_said(tmp_path):
     run = folder(tmp_path)
+    finished = RunFolder.made(tmp_path / "finished")
+    finished.write_json("result.json", {})
+    with pytest.raises(
+        RunError, match=r"its checkpoint is gone\. .* \(--keep\)\. Train it again .* --config .*config\.json"
+    ):
+        finished.load_checkpoint()
     with pytest.raises(RunError, match="has no checkpoint yet"):
         run.load_checkpoint()
     run.checkpoint.write_bytes(b"not a checkpoint")

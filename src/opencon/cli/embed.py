@@ -10,7 +10,7 @@ from typing import Annotated, get_args
 
 import typer
 
-from opencon.cli.base import Device, app, console, errors, resumable, show_plan
+from opencon.cli.base import Device, Imports, app, console, errors, import_plugins, resumable, show_plan
 from opencon.cli.photos import Encoder, Size, bars
 from opencon.errors import ConfigError, RunError
 
@@ -33,6 +33,7 @@ def embed(
         str, typer.Option("--decode", help="Who decodes: threads, processes, or auto (what is faster).")
     ] = "auto",
     device: Device = "auto",
+    imports: Imports = None,
 ) -> None:
     """Compute the features of photos in shards. The same command goes on where it was stopped.
 
@@ -47,6 +48,7 @@ def embed(
         raise ConfigError(f"--shard {shard} and --workers {workers} must be at least 1.")
     if decode not in get_args(DecodeIn):
         raise ConfigError(f"--decode {decode} must be one of {', '.join(get_args(DecodeIn))}.")
+    import_plugins(imports)
     where = pick_device(device)
     extractor = Extractor.open(FeatureSettings(encoder=encoder, image_size=size), where)
     plan = make_plan(source, extractor, out, size=shard, half=half)
@@ -64,6 +66,7 @@ def embed(
             del extractor
             words = [source, "--out", str(out), "--encoder", encoder, "--shard", str(shard), "--decode", decode]
             words += ["--half"] if half else []
+            words += [word for file in imports or () for word in ("--import", str(file))]
             _start_workers(workers, words, size, device)
         else:
             with bars() as progress:

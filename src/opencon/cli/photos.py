@@ -202,9 +202,11 @@ def show_discovery(result: Discovery, num_asked: int | None) -> None:
         )
 
 
-@app.command(short_help="Class or group of new photos, by a discovery.")
+@app.command(short_help="Class or group of new photos, by a discovery or a trained run.")
 def predict(
-    run_folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a discovery, or an exported one.")],
+    run_folder: Annotated[
+        Path, typer.Argument(metavar="RUN", help="The folder of a discovery or a trained run, or an exported one.")
+    ],
     images: Annotated[
         list[Path] | None, typer.Argument(metavar="[IMAGES]...", help="Photos, or folders of photos.")
     ] = None,
@@ -275,11 +277,12 @@ def predict_embedded(run_folder: Path, features: Path, out: Path, false_alarms: 
 
 @app.command(short_help="Give new groups the names you chose.")
 def name(
-    run_folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a discovery.")],
+    run_folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a discovery or a trained run.")],
     names: Annotated[
         Path | None, typer.Argument(metavar="[NAMES]", help="A table group,name, as the report writes it.")
     ] = None,
     guesses: Annotated[bool, typer.Option("--guesses", help="Take what each group looks like, with a '?'.")] = False,
+    imports: Imports = None,
 ) -> None:
     """Give new groups the names you chose: `predict` and `export` use them from now on.
 
@@ -289,6 +292,7 @@ def name(
 
     if guesses and names is not None:
         raise ConfigError("--guesses takes the names from the model. Leave out the table, or --guesses.")
+    import_plugins(imports)
     if names is not None:
         changed, together = rename_from_table(run_folder, names)
     else:
@@ -301,7 +305,10 @@ def name(
         return
     for name_of_several in together:
         console.print(f"{name_of_several}: several groups of this name, which count as one", soft_wrap=True)
-    console.print("The names hold for assignments.csv, predict and export; the page keeps its old names.")
+    if (run_folder / "assignments.csv").is_file():
+        console.print("The names hold for assignments.csv, predict and export; the page keeps its old names.")
+    else:
+        console.print("The names hold for predict, export and the predictions of this run.")
 
 
 def ask_names(found: GuessedNames) -> dict[str, str]:
@@ -376,7 +383,7 @@ def count(
 
 @app.command(short_help="A model for elsewhere: ONNX and a folder of its own.")
 def export(
-    run_folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a discovery.")],
+    run_folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a discovery or a trained run.")],
     out: Annotated[Path, typer.Option("--out", help="Folder for the model.")] = Path("model"),
     onnx: Annotated[
         bool | None,

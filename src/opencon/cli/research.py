@@ -104,7 +104,10 @@ def demo(
 def train(
     recipe: Annotated[str | None, typer.Argument(help="A recipe (see `opencon list`), such as cifar100.")] = None,
     config: Annotated[
-        Path | None, typer.Option("--config", help="A TOML file of settings instead of a recipe.")
+        Path | None,
+        typer.Option(
+            "--config", help="A file of settings, TOML or JSON, instead of a recipe; a run's config.json is one."
+        ),
     ] = None,
     out: Out = None,
     settings: Settings = None,
@@ -201,11 +204,12 @@ def compare(
 ) -> None:
     """Runs side by side: mean and standard deviation over seeds, seconds per epoch, and the published numbers.
 
+    Where nobody knows the classes, the labels kept back, the stability and the classes in use stand in for the accuracy.
     The best of each column is bold. With three seeds or more in common, p is that of a paired t-test of the first column
     against the first row.
     """
     from opencon.api import compare as compare_runs
-    from opencon.experiments.compare import FORMATS, SCORES, SUFFIXES, check_sections, render
+    from opencon.experiments.compare import FORMATS, SUFFIXES, check_sections, render
 
     form = form or (SUFFIXES.get(out.suffix, "markdown") if out is not None else "table")
     if form not in FORMATS:
@@ -213,7 +217,7 @@ def compare(
     import_plugins(imports)
     comparison = compare_runs(runs)
     sections = comparison.sections
-    wanted = [word.strip() for word in columns.split(",")] if columns else list(SCORES)
+    wanted = columns_named(columns)
     for line in comparison.left_out:
         errors.print(f"opencon: {line}")
     if form != "table" or out is not None:
@@ -320,12 +324,13 @@ def run_sweep(one: Sweep, device: str, *, at_once: int, minutes: float | None, k
 def show_sweep(one: Sweep, columns: str | None, form: str, plot: Path | None) -> None:
     """The table of a sweep, its picture, and what is left of it."""
     from opencon.experiments.measures import check_columns
-    from opencon.experiments.sweep_table import DEFAULT, cells_of, render, rows_of
+    from opencon.experiments.sweep_table import cells_of, default_columns, render, rows_of
     from opencon.experiments.sweep_table import plot as draw
 
     rows = rows_of(one)
-    wanted = [word.strip() for word in columns.split(",")] if columns else list(DEFAULT)
-    check_columns((record for row in rows for record in row.done), wanted if columns else [])
+    named = columns_named(columns)
+    wanted = named or default_columns(rows)
+    check_columns((record for row in rows for record in row.done), named or [])
     if form == "table":
         heads, lines, _ = cells_of(rows, wanted)
         title = f"{one.folder}: mean ± standard deviation over seeds"
@@ -345,6 +350,11 @@ def show_sweep(one: Sweep, columns: str | None, form: str, plot: Path | None) ->
         errors.print(f"left: {cell.title}{why}")
     if left:
         errors.print(f"{len(left)} of {len(one.cells)} cells are left; the same command goes on with them.")
+
+
+def columns_named(text: str | None) -> list[str] | None:
+    """The measures that --columns names; None where it names none."""
+    return [word.strip() for word in (text or "").split(",") if word.strip()] or None
 
 
 def loggers(names: list[str] | None, tensorboard: bool) -> list[Callback]:

@@ -9,14 +9,17 @@ import math
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
 
 from opencon.cli.base import Device, Imports, app, console, import_plugins, quiet_warnings, show_count
-from opencon.cli.research import DataRoot, result_table
+from opencon.cli.research import DataRoot, Test, Truth, result_table
 from opencon.errors import ConfigError
+
+if TYPE_CHECKING:
+    from opencon.api import Run
 
 
 @app.command(short_help="Measure a trained run again, under either protocol.")
@@ -29,6 +32,8 @@ def evaluate(
         str | None, typer.Option("--on", help="unlabeled (training images) or test (held-out images).")
     ] = None,
     data: DataRoot = None,
+    truth: Truth = None,
+    test: Test = None,
     device: Device = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     picture: Annotated[Path | None, typer.Option("--picture", help="Also draw the embedding to this PNG.")] = None,
@@ -47,6 +52,7 @@ def evaluate(
 ) -> None:
     """Measure a trained run again, under either protocol, on either set of images; by default as it was trained."""
     from opencon.api import evaluate as evaluate_run
+    from opencon.api import open_run
     from opencon.counting.base import CountEstimate
 
     for option, path in (("--picture", picture), ("--predictions", predictions)):
@@ -59,6 +65,8 @@ def evaluate(
             protocol=protocol,
             on=on,
             data=data,
+            truth=truth,
+            test=test,
             device=device,
             picture=picture,
             figures=figures,
@@ -67,7 +75,8 @@ def evaluate(
             count=count,
         )
     if predictions is not None:
-        write_predictions(run_folder, on, data, device, predictions)
+        opened = open_run(run_folder, data=data, truth=truth, test=test, device=device)
+        write_predictions(opened, record["on"], predictions)
     if as_json:
         sys.stdout.write(json.dumps(without_nan(record)) + "\n")
         return
@@ -81,13 +90,11 @@ def evaluate(
         show_count(CountEstimate(**counted))
 
 
-def write_predictions(run_folder: Path, on: str | None, data: str | None, device: str, path: Path) -> None:
+def write_predictions(opened: Run, on: str, path: Path) -> None:
     """What a run says of its images, as a CSV file."""
-    from opencon.api import open_run
     from opencon.training.run_folder import RunFolder
 
-    opened = open_run(run_folder, data=data, device=device)
-    found = opened.predictions("test" if (on or opened.config.eval.on) == "test" else "unlabeled")
+    found = opened.predictions("test" if on == "test" else "unlabeled")
     columns = found.columns()
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")

@@ -276,7 +276,8 @@ def _labeled_share(
             raise ConfigError(
                 f"train.labeled_share = {labeled_share} of train.batch_size = {batch_size} asks for {share} labeled and "
                 f"{batch_size - share} unlabeled images in a batch; there are {'about ' if expected else ''}"
-                f"{num_labeled:.0f} and {num_images - num_labeled:.0f}. Both must be at least 1 and at most that many."
+                f"{num_labeled:.0f} and {num_images - num_labeled:.0f}. Both must be at least 1 and at most that many. "
+                f"Lower train.batch_size, or write train.labeled_share=none: in proportion."
             )
         return share
     share = labeled_in_batch(batch_size, num_labeled, num_images)

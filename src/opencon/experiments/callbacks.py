@@ -143,7 +143,7 @@ class WandbLogger(Callback):
         self._module = _extra("wandb", "wandb", "wandb", "--log wandb")
 
     def started(self, training: Training) -> None:
-        """Begin, or go on with, the run of this folder's name."""
+        """Begin a run of this folder's name. Options `id` and `resume` let a training that goes on go on with its log."""
         given = {"project": "opencon", "name": training.folder.name, "dir": str(training.folder)} | self.options
         self.run = self._module.init(**given, config=settings(training.config))
 

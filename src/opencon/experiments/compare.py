@@ -1,7 +1,8 @@
 """Runs side by side: mean and spread over seeds, as a table in Markdown, CSV, LaTeX or JSON.
 
-The best of each column is bold. Where rows share three seeds or more, p says how likely so large a difference to the first
-row is by chance (`measures.paired_p`).
+What is compared is the accuracy; where nobody knows the classes, what can be said without them; after pre-training, the
+20-NN accuracy. The best of each column is bold. Where rows share three seeds or more, p says how likely so large a
+difference to the first row is by chance (`measures.paired_p`).
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import Any
 from opencon.config import RunConfig, to_dict
 from opencon.data.benchmarks import DATASETS
 from opencon.errors import ConfigError, MissingPluginError, OpenConError, RunError
-from opencon.experiments.measures import best_of, check_columns, paired_p, shown_as, value_of
+from opencon.experiments.measures import MEASURES, best_of, check_columns, measures_of, paired_p, shown_as, value_of
 from opencon.experiments.recipes import SETTINGS, make_recipe, run_config
 from opencon.methods import METHODS
 from opencon.report.grid import latex, markdown, spread
@@ -31,7 +32,8 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-SCORES = ("all", "novel", "seen")
+SCORES = MEASURES["all"]
+PACE = "seconds_per_epoch"
 FORMATS = ("table", "markdown", "csv", "latex", "json")
 SUFFIXES = {".md": "markdown", ".csv": "csv", ".tex": "latex", ".json": "json"}
 # Runs of one experiment may differ in the seed, and in settings that only say where files are or how a run was watched.
@@ -48,6 +50,7 @@ UNTOLD = {
     "eval.protocol",
 }
 UNTOLD |= {f"train.{key}" for key in ("precision", "compile", "capture", "kernels")}
+IMAGES = {"unlabeled": "unlabeled training images", "test": "held-out test images", "train": "training images"}
 WEIGHTS = "encoder.weights"  # another path to weights is the same experiment; no weights is another one
 
 
@@ -59,11 +62,17 @@ class Run:
     config: RunConfig
     result: Mapping[str, Any]
     seconds_per_epoch: float | None  # median without the first two epochs, in which kernels are compiled
+    num_seen: int | None  # classes with labels; None: not a question here
 
     @property
     def record(self) -> dict[str, Any]:
         """What `measures.value_of` takes."""
-        return {"result": self.result, "seconds_per_epoch": self.seconds_per_epoch}
+        return {"result": self.result, PACE: self.seconds_per_epoch}
+
+    @property
+    def measures(self) -> tuple[str, ...]:
+        """What is shown of it, unless columns are chosen."""
+        return measures_of(self.result)
 
     @property
     def experiment(self) -> dict[str, Any]:
@@ -108,16 +117,22 @@ class Section:
     title: str
     rows: tuple[Row, ...]  # best first
 
+    @property
+    def measures(self) -> tuple[str, ...]:
+        """The columns, unless some are chosen."""
+        return self.rows[0].runs[0].measures
+
     def p(self, column: str) -> list[float | None]:
         """How likely so large a difference to the first row is by chance, for each row; None for the first."""
         first = self.rows[0].by_seed(column)
         return [None, *(paired_p(first, row.by_seed(column)) for row in self.rows[1:])]
 
-    def cells(self, columns: Sequence[str] = SCORES) -> tuple[list[str], list[list[str]], set[tuple[int, int]]]:
+    def cells(self, columns: Sequence[str] | None = None) -> tuple[list[str], list[list[str]], set[tuple[int, int]]]:
         """Heads, rows as text, and which cells are the best of their column."""
+        columns = columns or self.measures
         p = self.p(columns[0])
-        has_p = any(chance is not None for chance in p)
-        heads = ["method", *columns, *["p"] * has_p, "runs", "epochs", "s/epoch"]
+        has_p, has_pace = any(chance is not None for chance in p), PACE not in columns
+        heads = ["method", *columns, *["p"] * has_p, "runs", "epochs", *["s/epoch"] * has_pace]
         has_published = any(row.published for row in self.rows)
         heads += ["published"] if has_published else []  # all / novel / seen
         lines, best = [], set()
@@ -127,9 +142,9 @@ class Section:
             best |= {(i, j + 1) for i, mean in enumerate(means) if mean is not None and mean == top}
         for row, chance in zip(self.rows, p, strict=True):
             line = [row.label, *(shown_as(column, *row.score(column)) for column in columns)]
-            line += ["" if chance is None else f"{chance:.3f}"] * has_p
+            line += ["" if chance is None else "<0.001" if chance < 0.0005 else f"{chance:.3f}"] * has_p
             line += [str(len(row.runs)), str(row.epochs)]
-            line.append("" if row.seconds_per_epoch is None else f"{row.seconds_per_epoch:.2f}")
+            line += ["" if row.seconds_per_epoch is None else f"{row.seconds_per_epoch:.2f}"] * has_pace
             if has_published:
                 line.append("/".join(f"{value:.1f}" for value in row.published or ()))
             lines.append(line)
@@ -174,11 +189,12 @@ def compare_runs(paths: Iterable[Path], say: Callable[[str], None] = lambda text
 
 
 def find_runs(paths: Iterable[Path]) -> dict[Path, bool]:
-    """Run folders, and whether each was named. A folder that is not a run stands for the runs directly inside it."""
+    """Run folders, and whether each was named. A folder that is not a run stands for those in it."""
     folders: dict[Path, bool] = {}
     for path in paths:
         is_run = (path / "config.json").is_file()
-        inside = [path] if is_run else sorted(p.parent for p in path.glob("*/config.json"))
+        places = [*path.glob("*/config.json"), *path.glob("cells/*/config.json")]  # the cells of a sweep are runs
+        inside = [path] if is_run else sorted(place.parent for place in places)
         if not inside:
             raise RunError(f"{path} is not a run, and no run is in it. Give folders that `opencon train` has made.")
         known = {p.resolve() for p in folders}
@@ -197,21 +213,22 @@ def read_run(path: Path) -> Run:
     except ConfigError as err:
         raise RunError(f"{path / 'config.json'} is not the configuration of a run: {err}") from err
     result = folder.read_json("result.json")
-    if "all" not in result:
-        raise ConfigError(f"{path}: {_no_accuracy(config)}, so there is no accuracy to compare.")
-    numbers = [result.get(key) for key in SCORES if result.get(key) is not None]
-    fits = result.get("on") in ("unlabeled", "test") and isinstance(result.get("num_images"), int)
-    if not fits or "protocol" not in result or not all(isinstance(number, (int, float)) for number in numbers):
+    if result.get("on") == "train" and not measures_of(result):
+        raise ConfigError(
+            f"{path}: {config.method.name} learns without labels and is measured by the classes of its training images. "
+            f"Nobody knows these, so there is nothing to compare."
+        )
+    numbers = [result[key] for names in MEASURES.values() for key in names if result.get(key) is not None]
+    fits = result.get("on") in IMAGES and isinstance(result.get("num_images"), int)
+    fits = fits and bool(measures_of(result)) and ("all" not in result or "protocol" in result)
+    if not fits or not all(isinstance(number, (int, float)) for number in numbers):
         raise RunError(f"{path / 'result.json'} is damaged: it is not the result of a run. Train it again.")
+    num_seen = config.split.num_seen if config.method.uses_labels else None
+    if num_seen is None and config.method.uses_labels:  # the labels that came with the files said it
+        num_seen = folder.read_json("split.json").get("num_seen")
     seconds = [record.get("seconds") for record in folder.read_metrics()]
     steady = [value for value in seconds if isinstance(value, (int, float))][2:]
-    return Run(path, config, result, statistics.median(steady) if steady else None)
-
-
-def _no_accuracy(config: RunConfig) -> str:
-    if not config.method.uses_labels:
-        return f"{config.method.name} pre-trains without labels"
-    return "nobody knows the classes of its unlabeled images (--truth and --test say them)"
+    return Run(path, config, result, statistics.median(steady) if steady else None, num_seen)
 
 
 def published_numbers() -> dict[str, dict[str, list[float]]]:
@@ -221,17 +238,17 @@ def published_numbers() -> dict[str, dict[str, list[float]]]:
     return numbers
 
 
-def render(sections: Sequence[Section], form: str, columns: Sequence[str] = SCORES) -> str:
-    """The sections as text, with these measures."""
+def render(sections: Sequence[Section], form: str, columns: Sequence[str] | None = None) -> str:
+    """The sections as text, with these measures; None: those of each section."""
     if form not in FORMATS[1:]:
         raise ConfigError(f"--format {form!r} must be one of {', '.join(FORMATS)}.")
     check_sections(sections, columns)
     return {"markdown": _markdown, "csv": _csv, "latex": _latex, "json": _json}[form](sections, columns)
 
 
-def check_sections(sections: Sequence[Section], columns: Sequence[str]) -> None:
+def check_sections(sections: Sequence[Section], columns: Sequence[str] | None) -> None:
     """Refuse a column that no run has."""
-    if tuple(columns) != SCORES:
+    if columns is not None:
         check_columns((run.record for section in sections for row in section.rows for run in row.runs), columns)
 
 
@@ -242,15 +259,19 @@ def _title(run: Run) -> str:
     config, result = run.config, run.result
     name = config.data.name
     title = DATASETS[name].info.title if name in DATASETS else name
-    title += f" {config.data.root}" if name in ("folder", "list") else ""  # every folder is another data set
-    images = {"unlabeled": "unlabeled training images", "test": "held-out test images"}[str(result["on"])]
-    number = "a number that is estimated" if config.split.num_classes == "auto" else str(config.split.num_classes)
-    told = f", {number} to look for" if _is_told_otherwise(config) else ""
-    seed = f", split seed {config.split.seed}" if config.split.seed else ""
-    return (
-        f"{title}, {config.split.num_seen} seen classes{told}, {config.split.labeled_ratio:.0%} labeled{seed}; protocol "
-        f"{result['protocol']}, {int(result['num_images']):,} {images}"
-    )
+    if name in ("folder", "list"):  # every folder is another data set
+        title += f" {' and '.join(place for place in (config.data.root, config.data.unlabeled) if place is not None)}"
+    parts, split = [title], config.split
+    if run.num_seen is not None:
+        are_given = split.num_seen is None or config.data.unlabeled is not None or "num_held_out" in result
+        is_counted = split.num_classes == "auto" or (are_given and split.num_classes is None)
+        parts.append(f"{run.num_seen} seen classes")
+        if is_counted or _is_told_otherwise(config):
+            parts.append(f"{'a number that is estimated' if is_counted else split.num_classes} to look for")
+        parts.append("labeled as the files say" if are_given else f"{split.labeled_ratio:.0%} labeled")
+    parts += [f"split seed {split.seed}"] * bool(split.seed)
+    how = f"protocol {result['protocol']}" if "all" in result else "20-NN" if "knn20" in result else "no truth"
+    return f"{', '.join(parts)}; {how}, {int(result['num_images']):,} {IMAGES[str(result['on'])]}"
 
 
 def _is_told_otherwise(config: RunConfig) -> bool:
@@ -281,7 +302,7 @@ def _rows(runs: Sequence[Run]) -> tuple[Row, ...]:
         for name, experiments in by_method.items()
         for same, label in zip(experiments, _labels(name, experiments), strict=True)
     ]
-    return tuple(sorted(rows, key=lambda row: row.score("all")[0] or 0.0, reverse=True))
+    return tuple(sorted(rows, key=lambda row: row.score(runs[0].measures[0])[0] or 0.0, reverse=True))
 
 
 def _labels(name: str, experiments: Sequence[Sequence[Run]]) -> list[str]:
@@ -296,7 +317,7 @@ def _labels(name: str, experiments: Sequence[Sequence[Run]]) -> list[str]:
 def _published(run: Run) -> tuple[float, float, float] | None:
     """The paper's numbers for this method on this data set, if the run is its recipe and was measured the same way."""
     config, method = run.config, run.config.method.name
-    if run.result["on"] != "unlabeled" or _is_told_otherwise(config):
+    if "all" not in run.result or run.result["on"] != "unlabeled" or _is_told_otherwise(config):
         return None
     for name, numbers in published_numbers().items():
         if name not in SETTINGS or method not in numbers or SETTINGS[name].protocol != run.result["protocol"]:
@@ -324,18 +345,19 @@ def _flat(key: str, value: Any) -> Iterable[tuple[str, Any]]:
 # --- forms ------------------------------------------------------------------------------------------------------------
 
 
-def _markdown(sections: Sequence[Section], columns: Sequence[str]) -> str:
+def _markdown(sections: Sequence[Section], columns: Sequence[str] | None) -> str:
     tables = [(section.title, *section.cells(columns)) for section in sections]
     return "\n".join(f"{title}\n\n{markdown(heads, lines, bold=best)}\n" for title, heads, lines, best in tables)
 
 
-def _latex(sections: Sequence[Section], columns: Sequence[str]) -> str:
+def _latex(sections: Sequence[Section], columns: Sequence[str] | None) -> str:
     tables = [(section.title, *section.cells(columns)) for section in sections]
     return "\n".join(f"% {title}\n{latex(heads, lines, bold=best)}\n" for title, heads, lines, best in tables)
 
 
-def _csv(sections: Sequence[Section], columns: Sequence[str]) -> str:
+def _csv(sections: Sequence[Section], columns: Sequence[str] | None) -> str:
     out = io.StringIO()
+    chosen, columns = columns, columns or list(dict.fromkeys(name for section in sections for name in section.measures))
     writer = csv.writer(out)
     stats = [f"{column}_{what}" for column in columns for what in ("mean", "std")]
     published = [f"published_{key}" for key in SCORES]
@@ -343,10 +365,10 @@ def _csv(sections: Sequence[Section], columns: Sequence[str]) -> str:
     about += ["batch_size"]
     writer.writerow([*about, "method", *stats, "p", "runs", "seconds_per_epoch", *published])
     for section in sections:
-        for row, p in zip(section.rows, section.p(columns[0]), strict=True):
+        for row, p in zip(section.rows, section.p((chosen or section.measures)[0]), strict=True):
             config, result = row.runs[0].config, row.runs[0].result
-            facts = [config.data.name, config.split.num_seen, _number(config), config.split.labeled_ratio]
-            facts += [result["protocol"], result["on"], result["num_images"]]
+            facts = [config.data.name, row.runs[0].num_seen, _number(config), config.split.labeled_ratio]
+            facts += [result.get("protocol"), result["on"], result["num_images"]]
             facts += ["weights" if config.encoder.weights else "random", row.epochs, config.train.batch_size]
             numbers = [*(value for column in columns for value in row.score(column)), p]
             known = row.published or (None, None, None)
@@ -354,7 +376,7 @@ def _csv(sections: Sequence[Section], columns: Sequence[str]) -> str:
     return out.getvalue()
 
 
-def _json(sections: Sequence[Section], columns: Sequence[str]) -> str:
+def _json(sections: Sequence[Section], columns: Sequence[str] | None) -> str:
     out = [
         {
             "title": section.title,
@@ -365,15 +387,16 @@ def _json(sections: Sequence[Section], columns: Sequence[str]) -> str:
                     "n": len(row.runs),
                     "epochs": row.epochs,
                     "seeds": sorted(run.config.train.seed for run in row.runs),
-                    **{column: dict(zip(("mean", "std"), row.score(column), strict=True)) for column in columns},
+                    **{column: dict(zip(("mean", "std"), row.score(column), strict=True)) for column in shown},
                     "p": p,
                     "seconds_per_epoch": row.seconds_per_epoch,
                     "published": row.published,
                 }
-                for row, p in zip(section.rows, section.p(columns[0]), strict=True)
+                for row, p in zip(section.rows, section.p(shown[0]), strict=True)
             ],
         }
         for section in sections
+        for shown in [columns or section.measures]
     ]
     return json.dumps(out, indent=1) + "\n"
 
@@ -385,8 +408,8 @@ class Comparison:
     sections: list[Section]
     left_out: list[str]  # why runs that lay in a folder are not in the table
 
-    def to(self, form: str, columns: Sequence[str] = SCORES) -> str:
-        """As "markdown", "csv", "latex" or "json", with these measures."""
+    def to(self, form: str, columns: Sequence[str] | None = None) -> str:
+        """As "markdown", "csv", "latex" or "json", with these measures; None: those of each section."""
         forms = [name for name in FORMATS if name != "table"]
         if form not in forms:
             raise ConfigError(f"form {form!r} must be one of {', '.join(forms)}.")

@@ -15,7 +15,7 @@ from torch import Tensor
 from opencon.config import EvaluationSet
 from opencon.errors import ConfigError, require
 from opencon.experiments.classes import class_names
-from opencon.experiments.workbench import Workbench, open_run
+from opencon.experiments.workbench import Workbench, data_settings, open_run
 from opencon.methods import Assignment, FeatureBank
 from opencon.novelty import novelty_table
 from opencon.openworld.engine import COUNTERS
@@ -40,6 +40,8 @@ def evaluate_run(
     protocol: str | None = None,
     on: str | None = None,
     data_root: str | None = None,
+    truth: str | None = None,
+    test: str | None = None,
     picture: Path | None = None,
     figures: Path | None = None,
     num_drawn: int = 10,
@@ -47,15 +49,18 @@ def evaluate_run(
     count: str | None = None,
     say: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
-    """Measure a trained run again; protocol and images default to the run's own.
+    """Measure a trained run again; protocol, images and what is known of their classes default to the run's own.
 
+    Held-out images that are given (`test`) are those that are judged.
     `picture` and `figures` say where to draw, `num_drawn` how many classes a map shows; `say` is told which figure is left
     out, and why. `novelty` adds every novelty score; `count`, a name in COUNTERS, an estimate of the number of classes.
     """
     if count is not None:
         COUNTERS[count]  # raises with a hint
+    on = on or ("test" if test is not None else None)
     changes = {"eval.protocol": protocol, "eval.on": on}
-    bench = open_run(out, device, data_root=data_root, settings=[f"{k}={v}" for k, v in changes.items() if v])
+    settings = [*(f"{k}={v}" for k, v in changes.items() if v), *data_settings(truth=truth, test=test)]
+    bench = open_run(out, device, data_root=data_root, settings=settings)
     how = bench.config.eval
     if (picture or figures) is not None and how.on == "test":
         raise ConfigError("--picture and --figures show the unlabeled training images. Use them with --on unlabeled.")
@@ -64,6 +69,11 @@ def evaluate_run(
         raise ConfigError(
             f"{bench.config.method.name} uses no labels: it is measured by its 20-NN accuracy, on all training images. "
             f"Leave out --protocol and --on."
+        )
+    if protocol and not bench.knows_novel(how.on):
+        raise ConfigError(
+            "a protocol is a way to count what is right, and nobody knows the classes of the unlabeled images. Leave out "
+            "--protocol, or say what is known (--truth, --test)."
         )
     record, bank, assignment = bench.score(how.on, how.protocol)
     if novelty:
@@ -228,27 +238,32 @@ def draw_paper_figures(
 
 
 def draw_side_by_side(benches: Mapping[str, Workbench], folder: Path, num_drawn: int = 10) -> list[Path]:
-    """The embeddings and the confusion matrices of several runs, by their titles; each as one picture."""
+    """The embeddings and the confusion matrices of several runs, by their titles; each as one picture.
+
+    Where nobody knows the classes, embeddings are colored by group, and there is nothing to confuse.
+    """
     check_drawn(num_drawn)
     first = next(iter(benches.values()))
-    panels = []
+    knows, panels = first.knows_novel("unlabeled"), []
     for title, bench in benches.items():
+        if bench.knows_novel("unlabeled") != knows:
+            raise ConfigError(
+                f"{title}: the classes of the unlabeled images are known to some of these runs and not to others. Show runs "
+                f"that are told the same."
+            )
         same = bench.dataset.train.class_names == first.dataset.train.class_names
         if not same or bench.split.num_seen != first.split.num_seen:
             raise ConfigError(f"{title} has other classes than the first run. Show runs of the same data and split.")
-        if not bench.knows_novel("unlabeled"):
-            raise ConfigError(f"{title}: nobody knows the classes of the unlabeled images, so they cannot be colored.")
         _, bank, assignment = bench.score("unlabeled", bench.config.eval.protocol)
-        rows, truth = bench.judged("unlabeled")
+        rows, truth, every_name = colors(bench, assignment)
         predicted = clustered(bench, bank, assignment).cpu()[rows].numpy()
-        names = dict(enumerate(bench.dataset.train.class_names))
+        names = dict(enumerate(every_name))
         z = bank.z.cpu()[rows].numpy()
         panels.append(Panel(title, z, truth.numpy(), bench.split.num_seen, names, predicted))
     folder.mkdir(parents=True, exist_ok=True)
-    return [
-        maps_figure(panels, path=folder / "maps.png", number=num_drawn),
-        confusions_figure(panels, path=folder / "confusions.png", number=num_drawn),
-    ]
+    words = "" if knows else "Colored by group, because nobody knows the classes"
+    maps = maps_figure(panels, path=folder / "maps.png", number=num_drawn, title=words)
+    return [maps, confusions_figure(panels, path=folder / "confusions.png", number=num_drawn)] if knows else [maps]
 
 
 def colors(bench: Workbench, assignment: Assignment) -> tuple[Tensor, Tensor, Sequence[str]]:

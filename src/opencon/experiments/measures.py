@@ -10,14 +10,26 @@ from opencon.errors import ConfigError
 from opencon.registry import did_you_mean
 from opencon.report.grid import shown
 
+# What is shown of a run that has the first of these: an accuracy, a number without truth, one of pre-training.
+MEASURES = {
+    "all": ("all", "novel", "seen"),
+    "stability": ("held_out", "stability", "classes_in_use"),
+    "knn20": ("knn20",),
+}
 SHORT = {"nmi": "nmi_all", "ari": "ari_all", "classes": "classes_in_use", "seconds": "total_seconds"}
 # Measures that are shares, shown in percent; all others are shown as they are.
 SHARES = {"all", "novel", "seen", "nmi_all", "nmi_novel", "ari_all", "ari_novel", "fpr95", "auroc", "aupr", "knn20"}
 SHARES |= {"share_novel", "held_out", "stability"}
 SMALLER_IS_BETTER = {"fpr95", "total_seconds", "seconds_per_epoch"}
-NO_CONTEST = {"share_novel"}  # a share of which neither more nor less is better
+NO_CONTEST = {"share_novel", "stability"}  # shares of which more need not be better: a collapse is very stable
 FEW_DIGITS = {"total_seconds", "epoch"}
 LEAST_SEEDS = 3  # of a paired test, ours: two differences tell next to nothing
+
+
+def measures_of(result: Mapping[str, Any]) -> tuple[str, ...]:
+    """What is shown of a run, unless columns are chosen; nothing where it was not measured."""
+    names = next((names for key, names in MEASURES.items() if key in result), ())
+    return tuple(name for name in names if name in result)
 
 
 def value_of(record: Mapping[str, Any], column: str) -> float | None:
@@ -38,11 +50,11 @@ def value_of(record: Mapping[str, Any], column: str) -> float | None:
 
 
 def check_columns(records: Iterable[Mapping[str, Any]], columns: Sequence[str]) -> None:
-    """Refuse a column that no finished run has."""
+    """Refuse a column that no finished run has. Seconds per epoch may be empty: the first two epochs do not count."""
     records = list(records)
     known = sorted({key for record in records for key in _numbers(record["result"])})
     for column in columns:
-        if known and all(value_of(record, column) is None for record in records):
+        if column != "seconds_per_epoch" and known and all(value_of(record, column) is None for record in records):
             names = [*SHORT, "seconds_per_epoch", *known]
             raise ConfigError(
                 f"no run has a measure {column!r}.{did_you_mean(column, names)} There are: {', '.join(names)}."

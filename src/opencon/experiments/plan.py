@@ -16,7 +16,7 @@ from opencon.errors import ConfigError
 from opencon.methods import METHODS
 from opencon.registry import did_you_mean
 from opencon.runtime import seeded
-from opencon.training.optimizer import OPTIMIZERS, SCHEDULES
+from opencon.training.optimizer import OPTIMIZERS, SCHEDULES, unread
 
 MOST_NAMES = 20  # classes named in a message, ours
 
@@ -49,11 +49,14 @@ def plan(config: RunConfig, *, download: bool = False) -> dict[str, str]:
         further = [f"{view.count} of {view.size or full} px" for view in config.views]
         judged = [f"judged at {config.eval.size} px"] if config.eval.size else []
         shown["views"] = ", ".join([f"2 of {full} px", *further, *judged])
+    notes = []
     if encoder.weights is None and config.train.epochs == 0:
-        shown["note"] = "random weights that learn nothing say little about the images: give --weights"
+        notes.append("random weights that learn nothing say little about the images: give --weights")
     elif encoder.weights is None and encoder.train_from != "all":
-        shown["note"] = "frozen stages with random weights learn nothing: give --weights, or encoder.train_from=all"
-    return shown
+        notes.append("frozen stages with random weights learn nothing: give --weights, or encoder.train_from=all")
+    if config.train.epochs and (idle := unread(config.train)):
+        notes.append(f"{', '.join(idle)} has no effect with {config.train.optimizer} and {config.train.schedule}")
+    return shown | ({"note": "; ".join(notes)} if notes else {})
 
 
 def _images(info: DatasetInfo) -> str:
@@ -144,7 +147,10 @@ def check_fits(config: RunConfig, info: DatasetInfo) -> None:
             f"train.batch_size = {config.train.batch_size} is more than the {num_train} images there are."
         )
     if config.eval.on == "test" and not info.num_test:
-        raise ConfigError(f"{config.data.name} has no held-out test images. Use eval.on=unlabeled (--on unlabeled).")
+        more = ", or give some (--test)" if config.data.name in ("folder", "list") else ""
+        raise ConfigError(
+            f"{config.data.name} has no held-out test images. Use eval.on=unlabeled (--on unlabeled){more}."
+        )
     weights = config.encoder.weights
     if weights == INSTALLED and entry.load_installed is None:
         raise ConfigError(

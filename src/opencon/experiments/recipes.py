@@ -197,8 +197,50 @@ def run_config(data: Mapping[str, Any]) -> RunConfig:
     return from_dict(RunConfig, data, method=METHODS[method["name"]].config)  # type: ignore[index]
 
 
-def read_config(path: Path) -> RunConfig:
-    """A RunConfig from a TOML or JSON file. `recipe = "cifar100"` at its top starts from a recipe and changes some keys."""
+def start_config(recipe: str | Path | RunConfig, variant: str | None, files: Mapping[str, str]) -> RunConfig:
+    """The configuration that settings are then applied to.
+
+    Args:
+        recipe: a name, a TOML or JSON file, or a configuration.
+        variant: of a recipe by name; None: "released".
+        files: images of your own, as `data` names them: root (those with labels), unlabeled, truth, test. With them the
+            labels say which classes are seen, unless names of classes do.
+    """
+    brings_labels = "root" in files or "unlabeled" in files
+    require(
+        not brings_labels or "unlabeled" in files,
+        "labeled images alone leave nothing to discover. Give the others, too, as unlabeled (--unlabeled).",
+    )
+    is_file = isinstance(recipe, Path) or (isinstance(recipe, str) and recipe.endswith((".toml", ".json")))
+    require(
+        variant is None or (isinstance(recipe, str) and not is_file),
+        'a variant belongs to a recipe. In a configuration file, write: variant = "paper"',
+    )
+    if isinstance(recipe, RunConfig):
+        config = recipe
+    elif is_file:
+        config = read_config(Path(recipe), brings_labels=brings_labels)
+    else:
+        config = get_recipe(str(recipe), variant=variant or "released")
+        has_two = variant != "paper" or config != get_recipe(str(recipe))
+        require(
+            has_two, f"{config.method.name} has one variant, which follows its released code. Leave the variant out."
+        )
+    if brings_labels:
+        config = replace(config if is_file else seen_by_labels(config), data=replace(config.data, name="folder"))
+    return replace(config, data=replace(config.data, **files)) if files else config  # type: ignore[arg-type]
+
+
+def seen_by_labels(config: RunConfig) -> RunConfig:
+    """The same configuration for images that bring their labels: these say which classes are seen, unless it names some."""
+    return config if config.split.seen_classes else replace(config, split=replace(config.split, num_seen=None))
+
+
+def read_config(path: Path, *, brings_labels: bool = False) -> RunConfig:
+    """A RunConfig from a TOML or JSON file. `recipe = "cifar100"` at its top starts from a recipe and changes some keys.
+
+    With `brings_labels` it is for images that bring their labels: the recipe's number of seen classes does not count.
+    """
     try:
         text = read_file(path).decode("utf-8").replace("\r\n", "\n")
         data = parse_json(text) if path.suffix == ".json" else tomllib.loads(text)
@@ -221,7 +263,7 @@ def read_config(path: Path) -> RunConfig:
         base.strong is None or "augment" not in data or "strong" in data,
         f"{base.method.name} makes its second view by [strong]. The file changes [augment], the first one: give both.",
     )
-    return run_config(_merged(to_dict(base), data))
+    return run_config(_merged(to_dict(seen_by_labels(base) if brings_labels else base), data))
 
 
 def _merged(base: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,7 +5,7 @@ Letters: M images, D embedding size, S seen classes, C classes and groups togeth
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -14,10 +14,11 @@ from numpy.typing import NDArray
 
 from opencon.config import EvaluationSet
 from opencon.errors import DataError, MissingExtraError
-from opencon.experiments.classes import class_names, file_names
+from opencon.experiments.classes import FILE, class_names, facts_from, file_names
 from opencon.experiments.workbench import Workbench
 from opencon.metrics import match
 from opencon.report.paper_figures import confusion
+from opencon.training.run_folder import RunFolder
 
 Ints = NDArray[np.int64]
 
@@ -123,6 +124,15 @@ def predictions_of(bench: Workbench, on: EvaluationSet) -> tuple[Predictions, ND
         novelty=None if novelty is None else novelty.detach().cpu().double().numpy()[rows],
     )
     return found, bank.z.detach().cpu().float().numpy()[rows]
+
+
+def renamed(found: Predictions, run: RunFolder) -> Predictions:
+    """The same, with the names that groups of this run were given since."""
+    if not run.has(FILE):
+        return found
+    facts = facts_from(run.read_json(FILE))
+    given = dict(zip(facts.first_names, facts.class_names, strict=False))  # no first names: nothing was renamed
+    return replace(found, names=tuple(given.get(name, name) for name in found.names))
 
 
 def _pandas() -> Any:

@@ -40,6 +40,7 @@ from opencon.errors import ConfigError, OpenConError, RunError, require
 from opencon.experiments.callbacks import Callbacks
 from opencon.experiments.compare import INCIDENTAL, WEIGHTS, experiment
 from opencon.experiments.evaluate import check_measures, further_measures
+from opencon.experiments.measures import measures_of, value_of
 from opencon.experiments.plan import check_fits
 from opencon.experiments.recipes import get_recipe
 from opencon.experiments.train import train
@@ -395,7 +396,8 @@ def summary(record: Mapping[str, Any]) -> str:
     if record["state"] != "done":
         return str(record["error"])
     result = record["result"]
-    scores = [f"{key} {100 * result[key]:.1f}" for key in (*CURVE, "knn20") if result.get(key) is not None]
+    values = {name: value_of(record, name) for name in measures_of(result)}
+    scores = [f"{name} {value:.1f}" for name, value in values.items() if value is not None]
     return f"{', '.join(scores)}; {result['total_seconds']:.0f} s"
 
 

@@ -11,14 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from opencon.errors import ConfigError
-from opencon.experiments.measures import SHARES, SHORT, shown_as, value_of
+from opencon.experiments.measures import MEASURES, SHARES, SHORT, measures_of, shown_as, value_of
 from opencon.experiments.sweep import Sweep
 from opencon.methods import METHODS
 from opencon.report.grid import latex, markdown, spread
 from opencon.report.sweep_chart import Point, sweep_chart
 
 FORMATS = ("table", "markdown", "csv", "latex", "json")
-DEFAULT = ("all", "novel", "seen", "classes", "seconds")
 
 
 @dataclass(frozen=True)
@@ -45,6 +44,13 @@ class SweepRow:
         """How many seeds there are: 3, or "2 of 5", or "2 of 5, 1 failed"."""
         text = str(len(self.done)) if len(self.done) == self.wanted else f"{len(self.done)} of {self.wanted}"
         return f"{text}, {self.failed} failed" if self.failed else text
+
+
+def default_columns(rows: Sequence[SweepRow]) -> list[str]:
+    """What is shown of a sweep, unless columns are chosen: by what its runs could be measured."""
+    found = (measures_of(record["result"]) for row in rows for record in row.done)
+    measures = next(filter(None, found), MEASURES["all"])
+    return [*(name for name in measures if name != SHORT["classes"]), "classes", "seconds"]
 
 
 def rows_of(sweep: Sweep) -> list[SweepRow]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass, replace
@@ -338,6 +339,11 @@ def open_run(
         bench.method.load_state_dict(state["method"])
     bench.method.embedder.fold_frozen()  # as in training, so that evaluation repeats its numbers
     return bench
+
+
+def data_settings(**files: str | None) -> list[str]:
+    """Settings of `data` for files that are given, as `open_run` takes them."""
+    return [f"data.{key}={json.dumps(value)}" for key, value in files.items() if value is not None]
 
 
 def without_weights(config: RunConfig) -> RunConfig:

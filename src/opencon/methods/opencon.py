@@ -350,8 +350,8 @@ class OpenCon(Method[OpenConConfig]):
         return self.kernels and has_triton()
 
     def row_logits(self, z: Tensor) -> Tensor:
-        """10 * cosine to each prototype."""
-        return LOGIT_SCALE * z @ self.prototypes.T
+        """10 * cosine to each prototype; none for one that does not count."""
+        return torch.where(self.live, LOGIT_SCALE * (z @ self.prototypes.T), float("-inf"))
 
     @torch.no_grad()
     def assign(self, bank: FeatureBank) -> Assignment:
@@ -360,7 +360,7 @@ class OpenCon(Method[OpenConConfig]):
         score = self._seen_score(cosine)
         return Assignment(
             classes=cosine.argmax(dim=1),
-            p=torch.where(self.live, LOGIT_SCALE * cosine, float("-inf")).softmax(dim=1),
+            p=self.row_logits(bank.z).softmax(dim=1),
             seen_logits=LOGIT_SCALE * cosine[:, : self.task.num_seen],
             novelty=-score,
             novelty_threshold=-self._threshold(bank),

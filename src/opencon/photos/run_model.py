@@ -45,7 +45,7 @@ from opencon.photos.features import Extractor, FeatureSettings
 from opencon.photos.model import OTHER_KINDS, OpenConModel, Opener
 from opencon.photos.model import TENSORS as MODEL_TENSORS
 from opencon.photos.model_settings import FORMAT, SETTINGS
-from opencon.plugins import RECORD, recall
+from opencon.plugins import RECORD, needs, recall
 from opencon.runtime import seeded
 from opencon.training.run_folder import DISCOVERY, RunFolder
 from opencon.version import __version__
@@ -154,7 +154,8 @@ class RunModel(OpenConModel):
             "seen": "the method's outputs for seen classes; unsure photos go to the nearest new group",
             "means": "the nearest mean of the groups found in training",
         }
-        return {
+        plugins = needs(self.home) if self.home is not None else []
+        return ({"needs": "; ".join(plugins)} if plugins else {}) | {
             "method": f"{entry.title} ({entry.paper}), {self._config.train.epochs} epochs on {data}",
             "head": f"{rules[self._facts.settings['rule']]}; it agrees with the run on {self._facts.agrees:.1%} of its "
             f"unlabeled training images",

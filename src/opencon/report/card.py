@@ -25,11 +25,15 @@ class CardData:
 
 def model_card(data: CardData) -> str:
     """The card as Markdown; bytes of a name that are no text are shown as "?"."""
-    num_new = len(data.class_names) - data.num_seen
-    rows = zip(data.class_names[:MOST_ROWS], data.sizes[:MOST_ROWS], strict=True)
-    listed = [f"| {_cell(name)} | {_kind(c, data)} | {size} |" for c, (name, size) in enumerate(rows)]
-    if len(data.class_names) > MOST_ROWS:
-        listed.append(f"| ... and {len(data.class_names) - MOST_ROWS} more, see model.json | | |")
+    rows = [
+        (name, "seen" if c < data.num_seen else "new", size)
+        for c, (name, size) in enumerate(zip(data.class_names, data.sizes, strict=True))
+        if c < data.num_seen or size  # a run may have been told to look for more groups than there are
+    ]
+    num_new = len(rows) - data.num_seen
+    listed = [f"| {_cell(name)} | {kind} | {size} |" for name, kind, size in rows[:MOST_ROWS]]
+    if len(rows) > MOST_ROWS:
+        listed.append(f"| ... and {len(rows) - MOST_ROWS} more, see model.json | | |")
     made = {
         "encoder": f"{data.encoder} at {data.image_size} px",
         "head": "a small network on the encoder's features, one prototype for each class and group",
@@ -50,10 +54,6 @@ def model_card(data: CardData) -> str:
         facts="\n".join(facts),
     )
     return text.encode("utf-8", "replace").decode("utf-8")
-
-
-def _kind(c: int, data: CardData) -> str:
-    return "seen" if c < data.num_seen else "new"
 
 
 def _cell(text: str) -> str:

@@ -81,19 +81,28 @@ def class_figure(
     rows = np.isin(truth, chosen)
     how, xy = project_classes(z[rows], projection, seed)
     axes = figure.add_axes((0.0, 0.0, 1.0, 0.9))
-    area = float(np.clip(22000 / len(xy), 6, 50))
-    for i, c in enumerate(chosen):
-        here, marker, color = truth[rows] == c, "o" if c < num_seen else "^", COLORS[i % len(COLORS)]
-        axes.scatter(
-            *xy[here].T, s=area, c=color, marker=marker, linewidths=0, alpha=0.8, label=_wrapped(class_names[c])
-        )
-    axes.axis("off")
-    axes.margins(0.03)
+    marks, area = draw_classes(axes, xy, truth[rows], chosen, num_seen, [_wrapped(class_names[c]) for c in chosen])
     figure.text(0.02, 0.95, title, fontsize=14, fontweight="bold", color=INK)
     figure.text(0.02, 0.91, f"Embedding, colored by {colored_by} ({how})", fontsize=11, color=INK)
-    handles = list(zip(axes.get_legend_handles_labels()[0], chosen, strict=True))
-    _class_legends(figure, handles, num_seen, marker_scale=(40 / area) ** 0.5)
+    _class_legends(figure, list(zip(marks, chosen, strict=True)), num_seen, marker_scale=(40 / area) ** 0.5)
     return save_png(figure, path, bbox_inches="tight", pad_inches=0.15)
+
+
+def draw_classes(
+    axes: Any, xy: Points, truth: NDArray[Any], classes: Sequence[int], num_seen: int, names: Sequence[str]
+) -> tuple[list[Any], float]:
+    """Draw the points (M, 2) of some classes, seen ones as circles, novel ones as triangles; returns marks and size."""
+    area = float(np.clip(22000 / len(xy), 6, 50))
+    style: dict[str, Any] = {"s": area, "linewidths": 0, "alpha": 0.8}
+    marks = [
+        axes.scatter(
+            *xy[truth == c].T, c=COLORS[i % len(COLORS)], marker="o" if c < num_seen else "^", label=name, **style
+        )
+        for i, (c, name) in enumerate(zip(classes, names, strict=True))
+    ]
+    axes.axis("off")
+    axes.margins(0.03)
+    return marks, area
 
 
 def _class_legends(figure: Any, handles: list[tuple[Any, int]], num_seen: int, *, marker_scale: float) -> None:
@@ -219,7 +228,7 @@ def confusion_figure(
     side = float(np.clip(0.42 * len(columns), 4.0, 9.0))
     figure = blank_figure((side + 2, side + 2))
     axes = figure.add_axes((1 / (side + 2), 1 / (side + 2), side / (side + 2), side / (side + 2)))
-    image = axes.imshow(shares, cmap=_blues(), vmin=0, vmax=1, interpolation="nearest")
+    image = draw_shares(axes, shares, sum(c < num_seen for c in classes))
     bar = figure.colorbar(image, cax=axes.inset_axes((1.02, 0, 0.03, 1)), format=lambda share, _: f"{share:.0%}")
     bar.outline.set_visible(False)
     bar.ax.tick_params(labelsize=9, color=FAINT, labelcolor=INK)
@@ -236,17 +245,26 @@ def confusion_figure(
     return save_png(figure, path, bbox_inches="tight", pad_inches=0.15)
 
 
-def _name_axes(axes: Any, classes: list[int], columns: list[int], class_names: Sequence[str], num_seen: int) -> None:
-    """Class names in the color of their kind, a line around the seen and the novel block."""
+def draw_shares(axes: Any, shares: NDArray[np.float64], seen: int) -> Any:
+    """Draw shares (true classes, groups), a line around the block of the first `seen` classes and that of the others."""
+    from matplotlib.colors import LinearSegmentedColormap
     from matplotlib.patches import Rectangle
 
-    seen, novel = sum(c < num_seen for c in classes), sum(c >= num_seen for c in classes)
-    for start, size, color in ((0, seen, SEEN), (seen, novel, NOVEL)):
+    blues = LinearSegmentedColormap.from_list("shares", ["#ffffff", "#9ecae8", SEEN, "#00324f"])
+    image = axes.imshow(shares, cmap=blues, vmin=0, vmax=1, interpolation="nearest")
+    for start, size, color in ((0, seen, SEEN), (seen, len(shares) - seen, NOVEL)):
         if size:
             corner = (start - 0.5, start - 0.5)
             axes.add_patch(
                 Rectangle(corner, size, size, fill=False, edgecolor=color, linewidth=2, clip_on=False, zorder=3)
             )
+    axes.tick_params(length=0)
+    return image
+
+
+def _name_axes(axes: Any, classes: list[int], columns: list[int], class_names: Sequence[str], num_seen: int) -> None:
+    """Class names in the color of their kind; of many classes only how many are seen and novel."""
+    seen, novel = sum(c < num_seen for c in classes), sum(c >= num_seen for c in classes)
     if len(columns) <= NAMED_CLASSES:  # the rows carry the names in full, the columns repeat their beginnings
         axes.set_xticks(range(len(columns)), [_short(class_names[c]) if c >= 0 else "no match" for c in columns])
         axes.set_yticks(range(len(classes)), [class_names[c] for c in classes])
@@ -262,7 +280,6 @@ def _name_axes(axes: Any, classes: list[int], columns: list[int], class_names: S
         ]
         axes.set_xticks(*zip(*middles, strict=True), fontsize=11, color=INK)
         axes.set_yticks(*zip(*middles, strict=True), fontsize=11, color=INK, rotation=90, va="center")
-    axes.tick_params(length=0)
     axes.set_xlabel("group, by the class it is matched to", fontsize=11, color=INK)
     axes.set_ylabel("true class", fontsize=11, color=INK)
     for spine in axes.spines.values():
@@ -283,12 +300,6 @@ def project_classes(z: Points, projection: Projection | Literal["umap"] = "umap"
     neighbors = min(15, len(z) - 1)  # 15: its own default; it needs fewer than there are images
     points = umap.UMAP(n_neighbors=neighbors, random_state=seed, n_jobs=1).fit_transform(z.astype(np.float32))
     return "UMAP", np.asarray(points, dtype=np.float64)
-
-
-def _blues() -> Any:
-    from matplotlib.colors import LinearSegmentedColormap
-
-    return LinearSegmentedColormap.from_list("shares", ["#ffffff", "#9ecae8", SEEN, "#00324f"])
 
 
 def _wrapped(name: str) -> str:

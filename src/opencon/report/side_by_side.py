@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from opencon.errors import DataError
-from opencon.report.figures import COLORS, INK, NOVEL, SEEN, blank_figure, save_png
-from opencon.report.paper_figures import choose_classes, confusion, project_classes
+from opencon.report.figures import INK, NOVEL, SEEN, blank_figure, save_png
+from opencon.report.paper_figures import choose_classes, confusion, draw_classes, draw_shares, project_classes
 
 PANEL = 4.6  # inches
 MOST_IN_A_ROW = 3  # panels, ours: four would be too small to read on a page
@@ -48,20 +48,7 @@ def maps_figure(panels: Sequence[Panel], *, path: Path, number: int = 10, title:
         rows = np.flatnonzero(np.isin(truth, chosen))
         rows = rows[:: -(-len(rows) // MOST_ROWS)]
         how, xy = project_classes(np.asarray(panel.z, dtype=np.float64)[rows])
-        area = float(np.clip(22000 / len(xy), 6, 50))
-        handles = [
-            ax.scatter(
-                *xy[truth[rows] == c].T,
-                s=area,
-                c=COLORS[i % len(COLORS)],
-                marker="o" if c < num_seen else "^",
-                linewidths=0,
-                alpha=0.8,
-                label=panel.class_names[c],
-            )
-            for i, c in enumerate(chosen)
-        ]
-        ax.axis("off")
+        handles, _ = draw_classes(ax, xy, truth[rows], chosen, num_seen, [panel.class_names[c] for c in chosen])
         ax.set_title(f"{panel.title}\n({how})", fontsize=11, color=INK)
     if len(same[0]) == len(panels):
         legend = figure.legend(
@@ -75,8 +62,6 @@ def maps_figure(panels: Sequence[Panel], *, path: Path, number: int = 10, title:
 
 def confusions_figure(panels: Sequence[Panel], *, path: Path, number: int = 10) -> Path:
     """Draw which share of each of `number` classes went where, for runs of the same data; returns the path of the PNG."""
-    from matplotlib.patches import Rectangle
-
     chosen, num_seen, class_names = _chosen(panels, number), panels[0].num_seen, panels[0].class_names
     figure, axes = _grid(len(panels))
     for at, (panel, ax) in enumerate(zip(panels, axes, strict=True)):
@@ -84,7 +69,7 @@ def confusions_figure(panels: Sequence[Panel], *, path: Path, number: int = 10) 
         counts, classes, _ = confusion(predicted, truth)  # matched over all classes, then some of them are shown
         shown = [classes.index(c) for c in chosen]
         shares = counts[np.ix_(shown, shown)] / counts[shown].sum(axis=1, keepdims=True)
-        ax.imshow(shares, cmap="Blues", vmin=0, vmax=1, interpolation="nearest")
+        draw_shares(ax, shares, sum(c < num_seen for c in chosen))
         right = counts[: len(classes), : len(classes)].trace() / counts.sum()
         ax.set_title(f"{panel.title}: {right:.1%}", fontsize=12, color=INK)
         names = [class_names[c] for c in chosen]
@@ -92,10 +77,6 @@ def confusions_figure(panels: Sequence[Panel], *, path: Path, number: int = 10) 
         ax.set_yticks(range(len(chosen)), names if at % MOST_IN_A_ROW == 0 else [""] * len(names), fontsize=8)
         for text, c in zip([*ax.get_xticklabels(), *ax.get_yticklabels()], [*chosen, *chosen], strict=True):
             text.set_color(SEEN if c < num_seen else NOVEL)
-        ax.tick_params(length=0)
-        seen = sum(c < num_seen for c in chosen)
-        for start, size, color in ((0, seen, SEEN), (seen, len(chosen) - seen, NOVEL)):
-            ax.add_patch(Rectangle((start - 0.5, start - 0.5), size, size, fill=False, edgecolor=color, linewidth=2))
     words = "Which share of each true class (rows) went to which group (columns, by the class it is matched to)"
     figure.text(0.125, 0.97, words, fontsize=11, color=INK)
     return save_png(figure, path, bbox_inches="tight", pad_inches=0.15)

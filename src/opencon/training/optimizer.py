@@ -9,7 +9,7 @@ from __future__ import annotations
 import fnmatch
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
@@ -152,6 +152,27 @@ def learning_rate(config: TrainConfig, epoch: int, step: int = 0, num_steps: int
     lr = SCHEDULES[config.schedule].rate(config, done)
     ahead = done + (1 / num_steps if config.per_step else 1)
     return lr * min(1.0, ahead / config.warmup_epochs) if config.warmup_epochs else lr
+
+
+READ_BY = {  # settings that only some optimizers, or schedules, of ours read
+    "momentum": ("sgd", "lars"),
+    "nesterov": ("sgd",),
+    "betas": ("adamw",),
+    "trust": ("lars",),
+    "milestones": ("step",),
+}
+OURS = {"adamw", "lars", "sgd", "constant", "cosine", "step"}  # what those of others read, we do not know
+
+
+def unread(config: TrainConfig) -> list[str]:
+    """Settings that are not at their default, and that neither the optimizer nor the schedule reads."""
+    defaults = {f.name: f.default for f in fields(TrainConfig)}
+    chosen = {config.optimizer, config.schedule}
+    return [
+        f"train.{name}"
+        for name, readers in READ_BY.items()
+        if getattr(config, name) != defaults[name] and chosen <= OURS and not chosen & set(readers)
+    ]
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float | Tensor) -> None:

@@ -200,6 +200,11 @@ class RunFolder:
     def load_checkpoint(self, config: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """The last checkpoint that is whole, on the CPU; refused if it was trained with another configuration."""
         files = [file for file in (self.checkpoint, self.checkpoint_before) if file.exists()]
+        if not files and self.has("result.json"):
+            raise RunError(
+                f"{self.path} is finished, and its checkpoint is gone. A sweep keeps none unless it is told to (--keep). "
+                f"Train it again in another folder: opencon train --config {self.path / 'config.json'} --out FOLDER"
+            )
         if not files:
             raise RunError(f"{self.path} has no checkpoint yet. Train it first: opencon train ... --out {self.path}")
         damaged: dict[Path, str] = {}
