@@ -28,7 +28,7 @@ PARTS = {
         "small crops": ("views=[]",),
         "balance of targets": ("method.rounds=0",),
         "new starts": ("method.restarts=[]",),
-        "k-means: a start at random": ("method.num_starts=0", "method.restarts=[]"),
+        "k-means: a start at random": ("method.num_starts=0",),
         "contrast": CONTRAST,
         "averaged weights": AVERAGE,
         "layers 1 to 3: layer4 alone learns": ("encoder.train_from=layer4",),

@@ -72,7 +72,7 @@ class ConcordConfig(MethodConfig):
     weight_labeled: float = 0.3
     contrast_epochs: int = 0  # of contrast alone, before the classifier starts: for an encoder without weights
     shares: Literal["equal", "start"] = "equal"  # of the classes among all images: alike, or as they are at the start
-    # Of the k-means where the classifier starts; ours: with 10, runs differ by their luck. 0: it starts at random.
+    # Of the k-means where the classifier starts; ours: with 10, runs differ by their luck. 0: it starts once, at random.
     num_starts: int = 50
     # Epochs before which it starts anew: features that have learned make better clusters.
     restarts: tuple[int, ...] = ()
@@ -88,8 +88,8 @@ class ConcordConfig(MethodConfig):
             f"method.restarts = {self.restarts} must all be above method.contrast_epochs = {self.contrast_epochs}.",
         )
         require(
-            self.num_starts > 0 or not (self.restarts or self.counts),
-            "method.num_starts = 0 leaves the classifier at random, so method.restarts must be () and method.counts false.",
+            self.num_starts > 0 or not self.counts,
+            "method.num_starts = 0 leaves out k-means, and method.counts = true counts for it. Change one of them.",
         )
 
     def corrects(self, is_counted: bool) -> bool:
@@ -205,7 +205,7 @@ class Concord(Method[ConcordConfig]):
         """
         c, S = self.config, self.task.num_seen
         is_first = epoch.index >= c.contrast_epochs and not bool(self.is_started)  # host sync: once an epoch
-        if not is_first and epoch.index not in c.restarts:
+        if not is_first and (c.num_starts == 0 or epoch.index not in c.restarts):
             return
         bank = epoch.features()
         if c.num_starts == 0:
