@@ -30,7 +30,7 @@ from opencon.errors import ConfigError, DivergedError, RunError
 from opencon.experiments import train as train_module
 from opencon.experiments import workbench
 from opencon.experiments.callbacks import TensorBoardLogger
-from opencon.experiments.evaluate import draw, evaluate_run
+from opencon.experiments.evaluate import draw, draw_numbers, evaluate_run
 from opencon.experiments.plan import check_fits, plan
 from opencon.experiments.recipes import get_recipe, run_config
 from opencon.experiments.train import Callbacks, train
@@ -446,6 +446,17 @@ def test_overestimating_the_classes_is_allowed(tmp_path):
     result = train(small("split.num_classes=14"), tmp_path / "run", CPU)
     assert weights(tmp_path / "run")["prototypes"].shape[0] == 14
     assert result["classes_in_use"] <= 14
+
+
+def test_a_method_that_counts_anew_says_so_and_is_drawn(tmp_path):
+    told: list[str] = []
+    small = ["train.epochs=3", "method.contrast_epochs=2", "method.num_starts=2"]
+    config = with_settings(get_recipe("concord/digits"), [*small, "split.num_classes=30", "method.counts=true"])
+    result = train(config, tmp_path / "run", CPU, callbacks=Callbacks(say=told.append))
+    assert told == [f"Epoch 2: the classes were counted anew: 30 became {result['prototypes']:.0f}."]
+    assert result["prototypes"] < 30
+    draw_numbers(RunFolder(tmp_path / "run").read_metrics(), tmp_path / "run")
+    assert (tmp_path / "run" / "numbers.png").stat().st_size > 1000
 
 
 def test_pretraining_gives_weights_that_training_takes(tmp_path):

@@ -46,6 +46,7 @@ def two_lumps(seed=0):
     [
         {},
         {"temperature": 0.3, "epsilon": 0.2, "rounds": 1, "queue": 0},
+        {"epsilon": 0.2, "rounds": 0},
         {"weight_labels": 0.7, "weight_crops": 0.4, "weight_contrast": 0.3, "weight_labeled": 0.9},
         {"temperature_contrast": 0.8, "temperature_labeled": 0.5},
     ],
@@ -222,6 +223,18 @@ def test_checkpoints_from_before_it_could_count_are_read():
     assert bool(method.is_used.all())
 
 
+def test_a_start_at_random_keeps_the_directions_and_fills_the_queue():
+    method, (bank, _) = build(started=False, num_starts=0, restarts=(1,), queue=20), two_lumps()
+    before = method.classifier.weight.detach().clone()
+    method.before_epoch(Epoch(0, 9, lambda: bank))
+    assert bool(method.is_started)
+    assert torch.equal(method.classifier.weight, before)
+    every = method.classifier(bank.z[bank.labels < 0]).detach()
+    assert (torch.cdist(method.queue, every).min(dim=1).values < 1e-6).all()
+    method.before_epoch(Epoch(1, 9, lambda: pytest.fail("embedded again")))
+    assert not ConcordConfig(num_starts=0).corrects(is_counted=True), "nothing is counted where nothing is clustered"
+
+
 def test_a_start_that_is_given_is_kept():
     method, (bank, classes) = build(started=False), two_lumps()
     turned = (classes + 1) % 5
@@ -339,9 +352,11 @@ def test_digits_are_neither_cut_nor_mirrored():
         ({"epsilon": 0.0}, r"method\.epsilon = 0\.0 must be above zero"),
         ({"temperature_contrast": 0.0}, r"method\.temperature_contrast = 0\.0 must be above zero"),
         ({"temperature_labeled": 0.0}, r"method\.temperature_labeled = 0\.0 must be above zero"),
-        ({"rounds": 0}, r"method\.rounds = 0 must be at least 1"),
-        ({"num_starts": 0}, r"method\.num_starts = 0 must be at least 1"),
-        ({"restarts": (0,)}, r"method\.restarts = \(0,\) must all be above zero"),
+        ({"rounds": -1}, r"method\.rounds = -1 must not be negative"),
+        ({"num_starts": -1}, r"method\.num_starts = -1 must not be negative"),
+        ({"restarts": (0,)}, r"method\.restarts = \(0,\) must all be above method\.contrast_epochs = 0"),
+        ({"restarts": (5, 9), "contrast_epochs": 5}, r"\(5, 9\) must all be above method\.contrast_epochs = 5"),
+        ({"num_starts": 0, "counts": True}, r"method\.num_starts = 0 leaves out k-means"),
         ({"queue": -1}, r"method\.queue = -1 must not be negative"),
         ({"contrast_epochs": -1}, r"method\.contrast_epochs = -1 must not be negative"),
         ({"weight_labels": -1.0}, r"method\.weight_labels = -1\.0 must not be negative"),

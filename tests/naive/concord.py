@@ -15,6 +15,8 @@ def naive_targets(cosines, queue, labels, labeled_ratio, num_seen, epsilon, roun
     weight = [1 - labeled_ratio if c < num_seen else 1.0 for c in range(C)]
     shares = [w / sum(weight) for w in weight]
     soft = naive_sinkhorn([cosines[i] for i in free] + list(queue), shares, epsilon, rounds)
+    if rounds == 0:  # without balance
+        soft = [naive_softmax(cosines[i], epsilon) for i in free]
     out = [[float(c == label) for c in range(C)] for label in labels]
     for place, i in enumerate(free):
         out[i] = soft[place]

@@ -493,6 +493,7 @@ def test_an_encoder_learns_from_photos_without_a_label(capsys, photos, tmp_path,
     asked = ("--unlabeled", photos / "pile", "--novel", 4, "--finetune", *FAST)
     told = works(capsys, "discover", *asked, "--out", tmp_path / "run").out
     assert "the encoder's last stages learn too" in told
+    assert not list((tmp_path / "run").glob("checkpoint*")), "nothing is left that only a stopped run needs"
     assert {row["kind"] for row in rows_of(tmp_path / "run")} <= {"new", ""}
     works(capsys, "predict", tmp_path / "run", photos / "pile", "--device", "cpu")
 

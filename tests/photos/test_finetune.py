@@ -172,7 +172,14 @@ def test_a_stopped_run_goes_on_to_the_same_weights(photos, tmp_path):
     moved = sum(float((whole[name].double() - start[name].double()).square().sum()) for name in whole)
     off = sum(float((whole[name].double() - after[name].double()).square().sum()) for name in whole)
     assert off < 1e-6 * moved, "rounding alone is between them"
-    assert not (tmp_path / "stopped" / "checkpoint.pt").exists()
+    (tmp_path / "stopped" / "checkpoint.pt").unlink()  # a kill between two files leaves the older one
+    told.clear()
+    tune("stopped", progress=lambda done, total: told.append(done))
+    assert told == [3]
+    told.clear()
+    again = tune("stopped", progress=lambda done, total: told.append(done))
+    assert told == [], "a run that has ended is not trained again while its discovery is still at work"
+    assert all(torch.equal(again[name], after[name]) for name in after)
 
 
 def test_photos_without_any_label_teach_too(photos, out):

@@ -97,6 +97,7 @@ def draw_numbers(records: Sequence[Mapping[str, Any]], folder: Path) -> None:
     series = {
         name: [(str(record["epoch"]), record[key], None) for record in kept]
         for name, key in (("prototypes", "prototypes"), ("in use, the epoch before", "prototypes_in_use"))
+        if key in kept[0]
     }
     words = {"x_title": "epoch", "y_title": "number", "title": "Prototypes in training"}
     sweep_chart(series, path=folder / "numbers.png", y_zero=True, **words)

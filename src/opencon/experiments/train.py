@@ -198,6 +198,8 @@ def changed_number(before: Mapping[str, Any], means: Mapping[str, float]) -> str
     had, has = before.get("prototypes"), means.get("prototypes")
     if had is None or has is None or had == has:
         return ""
+    if "prototypes_gone" not in means:  # the method counts, and does not say what became of each
+        return f"the classes were counted anew: {had:.0f} became {has:.0f}."
     gone, merged, split = (int(means[f"prototypes_{name}"]) for name in ("gone", "merged", "split"))
     return (
         f"{had:.0f} prototypes became {has:.0f}: {gone} were hardly chosen and went; then {merged} fewer (halves of a "

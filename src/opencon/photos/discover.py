@@ -266,6 +266,7 @@ def discover_photos(
             page = replace(data, facts=facts, doubt=doubt, names_for=identity(folder))
             write_report(page, folder.path / REPORT)
         folder.write_json("result.json", record)
+        folder.forget_checkpoints()  # of --finetune: until here, the same command need not train again
         progress("writing", 1, 1)
         return Discovery(table, learned.fitted.count, list(photos.notes), replaced, record, folder.path, doubt)
 

@@ -197,6 +197,12 @@ class RunFolder:
         with explained(self.checkpoint_before):
             self.checkpoint_before.unlink(missing_ok=True)
 
+    def forget_checkpoints(self) -> None:
+        """Remove all there is to resume from."""
+        self.forget_older_checkpoint()
+        with explained(self.checkpoint):
+            self.checkpoint.unlink(missing_ok=True)
+
     def load_checkpoint(self, config: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """The last checkpoint that is whole, on the CPU; refused if it was trained with another configuration."""
         files = [file for file in (self.checkpoint, self.checkpoint_before) if file.exists()]

@@ -53,7 +53,8 @@ def short_run(
         seed: of batches and views.
         features: embeds the images, for methods that look at all of them before an epoch.
         progress: called as progress(finished steps, all steps).
-        kept: a folder that holds the state after each epoch while the run lasts, so that a stopped one goes on.
+        kept: a folder that holds the state after each epoch, so that a stopped run goes on. The caller removes the state
+            once what the run was for is written.
         identity: what the run depends on besides the arguments here; a state that was kept for another run is not taken.
     """
     num_labeled = int((labels >= 0).sum())
@@ -66,7 +67,7 @@ def short_run(
     history: list[dict[str, float]] = []
     optimizer = build_optimizer(method, config)
     own = {"short run": identity, "train": to_dict(config), "num_images": len(labels)}
-    if kept is not None and kept.checkpoint.exists():
+    if kept is not None and kept.has_checkpoint:
         with contextlib.suppress(RunError, ConfigError):  # of another run, or damaged: start over
             state = kept.load_checkpoint(own)
             method.load_state_dict(state["method"])
@@ -90,6 +91,4 @@ def short_run(
         first_epoch=len(history),
         on_epoch=on_epoch,
     )
-    if kept is not None:
-        kept.checkpoint.unlink(missing_ok=True)
     return history
