@@ -126,7 +126,8 @@ def main() -> None:
             }
             rows.append(row)
             shown = [
-                f"{name} {row[name]['all']['mean']:.2f} ({row[name]['inertia']['mean']:.3f})" for name in CONTENDERS
+                f"{name} {row[name]['all']['mean']:.2f} ({row[name]['inertia']['mean']:.3f})"
+                for name in contenders(starts)
             ]
             print(f"{data} {starts:4}: {', '.join(shown)}", flush=True)
     benchmark.save({"seeds": args.seeds, "rows": rows}, CPU)
