@@ -9,7 +9,7 @@ import torch
 from typer.testing import CliRunner
 
 from opencon.cli import app
-from opencon.errors import ConfigError, DivergedError, RunError
+from opencon.errors import ConfigError, DataError, DivergedError, RunError
 from opencon.experiments import sweep as module
 from opencon.experiments.measures import check_columns
 from opencon.experiments.sweep import Cell, Sweep, claimed, cross, expected_seconds, read_seeds
@@ -83,6 +83,22 @@ def test_what_cannot_work_is_refused_before_anything_runs(tmp_path, fake):
     with pytest.raises(ConfigError, match="same folder"):
         Sweep.made(tmp_path, [Cell("digits", 0), Cell("digits", 0, ("eval.every=5",))])
     assert not fake
+
+
+def test_data_that_can_be_fetched_need_not_be_there(tmp_path, monkeypatch):
+    cells = cross(["opencon/cifar100"], settings=[f"data.root={tmp_path}", "encoder.weights=w.pt"])
+    with pytest.raises(DataError, match="cifar100 is not there"):
+        Sweep.made(tmp_path / "s", cells)
+    sweep, fetched = Sweep.made(tmp_path / "s", cells, download=True), []
+
+    def load(config, *, download):
+        fetched.append((config.name, download))
+        raise DataError("no network")
+
+    monkeypatch.setattr(module, "load_dataset", load)
+    with pytest.raises(DataError, match="no network"):  # before a process begins
+        sweep.run_at_once(2, "cpu", seconds=None, keep=False, download=True)
+    assert fetched == [("cifar100", True)]
 
 
 def test_finished_cells_are_not_repeated_even_without_their_folders(tmp_path, fake):
