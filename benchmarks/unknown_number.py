@@ -55,6 +55,10 @@ def main() -> None:
     for number, cell in enumerate(sweep.cells, start=1):
         Sweep(args.runs, (cell,)).run(device)
         print(f"{number} of {len(sweep.cells)}", cell.title, flush=True)
+    if sweep.left():
+        raise SystemExit(
+            f"{len(sweep.left())} runs are left, failed or with another process: the same command goes on."
+        )
     known, table = sweep.results(), []
     for row in rows:
         results = [known[cell.name]["result"] for cell in cells[row["seen"] + row["told"]]]

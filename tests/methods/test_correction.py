@@ -98,6 +98,16 @@ def test_the_largest_sum_of_signs_over_the_epochs_decides():
     assert correction._number(signs, in_use=7) == 7  # its groups do not come back
 
 
+def test_the_prior_expects_groups_of_the_sizes_that_were_found(world):
+    z, truth, labels, directions = world
+    rows = (truth != 5) | (torch.arange(len(truth)) % 4 == 0)  # ten rows of forty
+    result = decided(
+        torch.cat([directions, -torch.eye(DIM)[:2]]), torch.ones(CLASSES + 2, dtype=torch.bool), z[rows], labels[rows]
+    )
+    want = sorted([21, 21, 21, 41, 41, 11, 0, 0])  # unlabeled rows, and one more for each that counts
+    assert sorted((result.shares * sum(want)).round().int().tolist()) == want
+
+
 def test_seen_prototypes_never_go_and_never_move(world):
     z, truth, labels, directions = world
     rows = (truth != 1) | (torch.arange(len(truth)) == EACH)  # of a seen class, a single labeled image
@@ -128,12 +138,12 @@ def corrected_digits(*settings):
 def test_what_prototypes_shape_waits_until_the_number_is_decided_and_the_prior_is_spread_over_what_is_left():
     bench = corrected_digits()
     method = bench.method
-    for index in (0, 13, 14, 15):
+    for index in (0, 20, 24, 25, 30):
         assert float(method.prior_weight) == float(method.novel_weight) == 0.0
         method.before_epoch(Epoch(index, 100, bench.bank))
     assert float(method.prior_weight) == method.config.weight_prior
-    assert float(method.novel_weight) == pytest.approx(method.config.weight_novel * 15 / 30)
-    assert (method.signs > NOT_TRIED).any(dim=2).all()  # both looks were taken
+    assert float(method.novel_weight) == pytest.approx(method.config.weight_novel)
+    assert (method.signs > NOT_TRIED).any(dim=2).all()  # every look was taken
     assert bench.bank().z.shape[1] == method.prototypes.shape[1]  # features in front of the head for the looks alone
     left = int(method.live.sum())
     assert left < 30

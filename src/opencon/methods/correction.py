@@ -13,7 +13,7 @@ The number is looked for in front of the projection head. The loss spreads the h
 every class lies there in pieces (measured).
 
     in use     novel prototypes that rows choose, but for those that next to nothing chooses; the seen ones always count
-    K          at most in use * MOST; the number with the largest sum of two signs, the mean of two epochs:
+    K          at most in use * MOST; the number with the largest sum of two signs, the mean of three epochs:
                come back    two halves of the rows are grouped for themselves (semi-supervised k-means), each half then
                             groups all rows, and the two are compared: adjusted Rand index over rows that either takes for
                             novel
@@ -41,7 +41,7 @@ LEAST_ROWS = 0.1  # ours: a novel prototype that fewer rows choose than a tenth 
 MOST = 1.2  # ours: of ten classes, nine to fourteen are in use when the number is decided
 STEP = 1.05  # ours: from one number to try to the next: each one up to 20
 HALVINGS = 10  # ours
-LOOKS, APART = 2, 2  # ours: two looks, two epochs apart
+LOOKS, APART = 3, 5  # ours: three looks, five epochs apart
 CLEAR = 0.8  # Tibshirani and Walther 2005, "Cluster validation by prediction strength": 0.8 to 0.9
 NOT_TRIED = -2.0  # below either sign
 STARTS = 10  # ours, of k-means: with two, halves differ because one of them was grouped badly
@@ -71,6 +71,7 @@ class Correction:
 
     prototypes: Tensor  # (C, D) unit rows
     live: Tensor  # (C,)
+    shares: Tensor  # (C,) of the unlabeled rows in each group, sums to one; as if each had one more
     gone: int  # that nothing, or too little, chose
     merged: int  # of those in use, how many there are fewer
     split: int  # or how many there are more
@@ -109,8 +110,10 @@ def correct(prototypes: Tensor, live: Tensor, rows: Looked, *, signs: Tensor) ->
     place = torch.arange(len(prototypes), device=z.device)[:, None]
     novel = (place >= S) & (place < number)
     new = torch.where(novel, F.normalize(total, dim=1), prototypes.to(z)).to(prototypes)
+    is_live = place[:, 0] < number
+    sizes = torch.bincount(groups[rows.labels < 0], minlength=len(prototypes)) + is_live
     merged, split = max(in_use - number, 0), max(number - in_use, 0)
-    return Correction(new, place[:, 0] < number, int(live.sum()) - in_use, merged, split)
+    return Correction(new, is_live, sizes / sizes.sum(), int(live.sum()) - in_use, merged, split)
 
 
 def _in_use(prototypes: Tensor, live: Tensor, rows: Looked) -> int:

@@ -157,7 +157,7 @@ class OpenCon(Method[OpenConConfig]):
             # Ten times the paper's prior: of ten prototypes, one that no image chooses costs a tenth of the result. And the
             # mean over anchors: a sum over hundreds of them would diverge.
             ramp = 0 if paper else 30
-            method = replace(method, ramp_epochs=ramp, correct_at=15)
+            method = replace(method, ramp_epochs=ramp, correct_at=30)
             return usual(replace(method, novel_reduction="mean", weight_prior=0.5), kind)
         crop = SIMCLR_CROP if paper else (0.2, 1.0)
         if kind == "cifar":
@@ -211,7 +211,8 @@ class OpenCon(Method[OpenConConfig]):
     def _correct(self, epoch: Epoch, left: int) -> None:
         """At some epochs look at groups; at the last one decide how many prototypes there are.
 
-        From then on the prior counts, spread over them.
+        From then on the prior counts, by the sizes of their groups: a group that is a piece of a class is not pulled to the
+        size of a whole one.
         """
         if left not in range(0, LOOKS * APART, APART):
             return
@@ -229,8 +230,7 @@ class OpenCon(Method[OpenConConfig]):
         self.prototypes.copy_(found.prototypes)
         self.live.copy_(found.live)
         self.corrected += torch.tensor([found.gone, found.merged, found.split]).to(self.corrected)
-        shares = torch.where(self.live, class_prior(self.config.prior, self.task).to(self.prior), 0.0)
-        self.prior.copy_((shares / shares.sum()).clamp(min=SMALLEST_PROBABILITY))
+        self.prior.copy_(found.shares.clamp(min=SMALLEST_PROBABILITY))
         self.prior_weight.fill_(self.config.weight_prior)
 
     def _cosine(self, z: Tensor) -> Tensor:
