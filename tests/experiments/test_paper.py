@@ -9,7 +9,8 @@ from typer.testing import CliRunner
 
 from opencon.cli import app
 from opencon.config import with_settings
-from opencon.errors import ConfigError
+from opencon.errors import ConfigError, DivergedError
+from opencon.experiments import sweep as sweep_module
 from opencon.experiments.paper import (
     QUICK,
     Means,
@@ -23,6 +24,7 @@ from opencon.experiments.paper import (
     render_table,
     row_of,
 )
+from opencon.experiments.paper_drawings import draw_figures
 from opencon.experiments.recipes import get_recipe
 from opencon.experiments.sweep import Sweep
 from opencon.experiments.validation import grids, outcomes, trial_cells
@@ -102,6 +104,15 @@ def test_a_run_of_several_tables_is_named_by_its_settings():
         "opencon/digits, weight_labeled 0, seed 0",
         "opencon/digits, weight_unlabeled 0, seed 0",
     ]
+
+
+def test_a_figure_of_runs_without_embeddings_is_left_out(tmp_path):
+    plan = Plan.made(chosen(["umap10", "distributions", "percentile"]), Means.of("d", ["w.pt"], download=True))
+    (tmp_path / "locks").mkdir()
+    sweep = Sweep(tmp_path, plan.cells)
+    for cell in plan.cells:
+        sweep.add(cell, record(), CPU)
+    assert [path.stem for path in draw_figures(plan, sweep, tmp_path / "figures")] == ["percentile"]
 
 
 def test_a_run_that_two_tables_share_is_trained_once_with_all_they_ask_for():
@@ -186,6 +197,17 @@ def test_a_table_of_two_methods_and_two_seeds_on_the_digits(tmp_path):
     text = (tmp_path / "p" / "tables" / "pcl.md").read_text().splitlines()
     assert [line.split(" | ")[0] for line in text[2:]] == ["| PCL", "| OpenCon"]
     assert all("±" in line and line.endswith("| 2 |") for line in text[2:])
+
+
+def test_why_a_run_failed_is_said(tmp_path, monkeypatch):
+    def train(*args, **options):
+        raise DivergedError("the loss was not finite")
+
+    monkeypatch.setattr(sweep_module, "train", train)
+    words = ["paper", "modified", "--quick", "--out", str(tmp_path / "p"), "--device", "cpu"]
+    said = CliRunner().invoke(app, words).output
+    assert "failed: opencon/digits, seed 0 and 1 more: DivergedError: the loss was not finite" in said
+    assert "2 of 2 runs are left; the same command goes on with them." in said
 
 
 @pytest.mark.slow

@@ -86,7 +86,7 @@ def test_what_cannot_work_is_refused_before_anything_runs(tmp_path, fake):
 
 
 def test_data_that_can_be_fetched_need_not_be_there(tmp_path, monkeypatch):
-    cells = cross(["opencon/cifar100"], settings=[f"data.root={tmp_path}", "encoder.weights=w.pt"])
+    cells = cross(["opencon/cifar100"], settings=[f"data.root={tmp_path}"])
     with pytest.raises(DataError, match="cifar100 is not there"):
         Sweep.made(tmp_path / "s", cells)
     sweep, fetched = Sweep.made(tmp_path / "s", cells, download=True), []
@@ -125,6 +125,10 @@ def test_a_cell_that_lacks_a_measure_is_trained_again_and_no_other_is(tmp_path, 
     assert [cell.seed for cell in more.left()] == [0]
     more.run(CPU)
     assert found == [("digits-seed0", False), ("digits-seed1", False), ("digits-seed0", False)]
+    lacking = Sweep.made(tmp_path, cross(["digits"], seeds=[0], also=["novelty", "count:tree"]))
+    shown = CliRunner().invoke(app, ["sweep", "--out", str(tmp_path), "--minutes", "0", "--device", "cpu"])
+    assert "1 of 1 cells are left" in shown.output
+    assert lacking.left() == list(lacking.cells)
     assert more.left() == []
     assert set(more.results()) == {"digits-seed0", "digits-seed1"}
 

@@ -72,9 +72,14 @@ def paper(
     show_tables(plan, sweep, form)
     for path in draw_figures(plan, sweep, out / "figures"):
         errors.print(f"Wrote {path}")
-    left = len(sweep.left()) if plan.cells else 0
+    known, failed = sweep.results(), dict[str, list[str]]()
+    for cell in (left := sweep.left()):
+        if "error" in known.get(cell.name, {}):
+            failed.setdefault(known[cell.name]["error"], []).append(cell.title)
+    for error, (first, *others) in failed.items():
+        errors.print(f"failed: {first}{f' and {len(others)} more' if others else ''}: {error}", soft_wrap=True)
     if left:
-        errors.print(f"{left} of {len(plan.cells)} runs are left; the same command goes on with them.")
+        errors.print(f"{len(left)} of {len(plan.cells)} runs are left; the same command goes on with them.")
 
 
 def say_missing(plan: Plan) -> None:

@@ -341,8 +341,8 @@ def show_sweep(one: Sweep, columns: str | None, form: str, plot: Path | None) ->
         errors.print(f"Wrote {draw(rows, wanted, plot, title=one.folder.name)}")
     known = one.results()
     for cell in (left := one.left()):
-        why = f" failed: {known[cell.name]['error']}" if cell.name in known else ""
-        errors.print(f"left: {cell.title}{why}")
+        error = known.get(cell.name, {}).get("error")  # one that lacks a measure is left without any
+        errors.print(f"left: {cell.title}{'' if error is None else f' failed: {error}'}")
     if left:
         errors.print(f"{len(left)} of {len(one.cells)} cells are left; the same command goes on with them.")
 

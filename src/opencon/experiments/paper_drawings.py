@@ -42,9 +42,12 @@ def _draw(manifest: Manifest, rows: Sequence[SweepRow], path: Path, title: str) 
         else:
             sweep_chart(series, x_title=manifest.x, y_title="all (%)", title=title, path=path)
         return True
+    drawn = [(row, row.done[0]["result"].get("embedding")) for row in rows if row.done]
     panels: list[tuple[str, dict[str, Any]]] = [
-        (", ".join(row.labels.values()), row.done[0]["result"]["embedding"]) for row in rows if row.done
+        (", ".join(row.labels.values()), data) for row, data in drawn if data is not None
     ]
+    if not panels:  # runs from elsewhere come without
+        return False
     if manifest.draw == "umap":
         found = [
             Panel(name, data["z"], data["truth"], data["num_seen"], {int(c): text for c, text in data["names"].items()})
