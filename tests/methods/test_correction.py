@@ -98,16 +98,6 @@ def test_the_largest_sum_of_signs_over_the_epochs_decides():
     assert correction._number(signs, in_use=7) == 7  # its groups do not come back
 
 
-def test_the_prior_expects_groups_of_the_sizes_that_were_found(world):
-    z, truth, labels, directions = world
-    rows = (truth != 5) | (torch.arange(len(truth)) % 4 == 0)  # ten rows of forty
-    result = decided(
-        torch.cat([directions, -torch.eye(DIM)[:2]]), torch.ones(CLASSES + 2, dtype=torch.bool), z[rows], labels[rows]
-    )
-    want = sorted([21, 21, 21, 41, 41, 11, 0, 0])  # unlabeled rows, and one more for each that counts
-    assert sorted((result.shares * sum(want)).round().int().tolist()) == want
-
-
 def test_seen_prototypes_never_go_and_never_move(world):
     z, truth, labels, directions = world
     rows = (truth != 1) | (torch.arange(len(truth)) == EACH)  # of a seen class, a single labeled image

@@ -71,7 +71,6 @@ class Correction:
 
     prototypes: Tensor  # (C, D) unit rows
     live: Tensor  # (C,)
-    shares: Tensor  # (C,) of the unlabeled rows in each group, sums to one; as if each had one more
     gone: int  # that nothing, or too little, chose
     merged: int  # of those in use, how many there are fewer
     split: int  # or how many there are more
@@ -110,10 +109,8 @@ def correct(prototypes: Tensor, live: Tensor, rows: Looked, *, signs: Tensor) ->
     place = torch.arange(len(prototypes), device=z.device)[:, None]
     novel = (place >= S) & (place < number)
     new = torch.where(novel, F.normalize(total, dim=1), prototypes.to(z)).to(prototypes)
-    is_live = place[:, 0] < number
-    sizes = torch.bincount(groups[rows.labels < 0], minlength=len(prototypes)) + is_live
     merged, split = max(in_use - number, 0), max(number - in_use, 0)
-    return Correction(new, is_live, sizes / sizes.sum(), int(live.sum()) - in_use, merged, split)
+    return Correction(new, place[:, 0] < number, int(live.sum()) - in_use, merged, split)
 
 
 def _in_use(prototypes: Tensor, live: Tensor, rows: Looked) -> int:

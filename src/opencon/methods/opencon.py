@@ -211,8 +211,7 @@ class OpenCon(Method[OpenConConfig]):
     def _correct(self, epoch: Epoch, left: int) -> None:
         """At some epochs look at groups; at the last one decide how many prototypes there are.
 
-        From then on the prior counts, by the sizes of their groups: a group that is a piece of a class is not pulled to the
-        size of a whole one.
+        From then on the prior counts, spread over them.
         """
         if left not in range(0, LOOKS * APART, APART):
             return
@@ -230,7 +229,9 @@ class OpenCon(Method[OpenConConfig]):
         self.prototypes.copy_(found.prototypes)
         self.live.copy_(found.live)
         self.corrected += torch.tensor([found.gone, found.merged, found.split]).to(self.corrected)
-        self.prior.copy_(found.shares.clamp(min=SMALLEST_PROBABILITY))
+        # Shares by the sizes of the groups would keep the mistakes of the grouping: worse where the number is right.
+        shares = torch.where(self.live, class_prior(self.config.prior, self.task).to(self.prior), 0.0)
+        self.prior.copy_((shares / shares.sum()).clamp(min=SMALLEST_PROBABILITY))
         self.prior_weight.fill_(self.config.weight_prior)
 
     def _cosine(self, z: Tensor) -> Tensor:

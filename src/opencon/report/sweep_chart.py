@@ -46,7 +46,8 @@ def bars_chart(series: Mapping[str, Sequence[Point]], *, y_title: str, title: st
     """Draw bars in groups, one for each series, whose values have nothing to do with those of the others."""
     figure = blank_figure((6.4, 4.2))
     axes = figure.add_axes((0.11, 0.15, 0.86, 0.72))
-    ticks, names = [], []
+    ticks: list[int] = []
+    names: list[str] = []
     for i, (name, points) in enumerate(series.items()):
         ordered = sorted(points, key=lambda point: float(point[0]))
         places = [len(ticks) + i + j for j in range(len(ordered))]  # a gap of one bar between groups
