@@ -1,6 +1,19 @@
-"""The page docs/paper.md: the paper's tables from results/paper/*.json.
+"""The page docs/paper.md: the paper's tables from results/paper/*.json; and what a session on a GPU begins and ends with.
 
-python benchmarks/paper.py
+python benchmarks/paper.py                                    the page
+python benchmarks/paper.py give runs/paper                    the record into a sweep, whose runs are not repeated then
+python benchmarks/paper.py take runs/paper/results.json NAME  what the record lacks into results/paper/NAME.json
+
+A session, the most telling runs first, seed by seed, in commands that end within ten minutes:
+
+    python benchmarks/paper.py give runs/paper
+    opencon paper unknown main novelty modified losses converged percentile labels pcl distributions umap10 umap20 \\
+        sensitivity --data DIR --weights simclr.safetensors --at-once 4 --minutes 9 --out runs/paper
+    (the same command until no run is left; runs/paper/figures has the pictures)
+    python benchmarks/paper.py take runs/paper/results.json NAME
+
+Only results.json has to leave the machine, and any time is a good one: `take` adds to a file that is there. A run that was
+stopped half-way goes on where its folder is, runs/paper/cells, and begins anew elsewhere.
 
 Each file is the results.json of `opencon paper` or `opencon sweep`. What is not measured is said, and so is a table that is
 measured in part. A sentence for a cell more than two points from the published one stands in paper_notes.toml. A file's
@@ -9,12 +22,23 @@ measured in part. A sentence for a cell more than two points from the published 
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 from pathlib import Path
 from typing import Any
 
-from opencon.experiments.paper import Manifest, Row, far_cells, manifest_names, read_manifest, render_table
+from opencon.experiments.paper import (
+    Manifest,
+    Means,
+    Plan,
+    Row,
+    chosen,
+    far_cells,
+    manifest_names,
+    read_manifest,
+    render_table,
+)
 from opencon.experiments.sweep_table import SweepRow
 
 if sys.version_info >= (3, 11):
@@ -23,6 +47,7 @@ else:
     import tomli as tomllib
 
 HERE = Path(__file__).resolve().parent
+RECORD = HERE / "results" / "paper"
 PAGE = HERE.parent / "docs" / "paper.md"
 HEAD = """# The paper, table by table
 
@@ -39,16 +64,17 @@ settings on the seen classes alone, with as many trials for each method.
 Below, *seeds* says how many runs a line has, or how many of those planned. Numbers are mean ± standard deviation over them,
 in percent, protocol `orca` on the unlabeled training images. *Published* has the same columns, as printed in the paper,
 whose encoders started from other weights. ResNet-18 runs start from our own SimCLR weights ([comparison](comparison.md)).
+An empty field was not measured in that run. `python benchmarks/paper.py --help` says how further runs come in.
 """
 
 
-def record(folder: Path | None = None) -> dict[str, dict[str, Any]]:
+def record(folder: Path = RECORD) -> dict[str, dict[str, Any]]:
     """Every file of the record, by name."""
-    paths = sorted((folder or HERE / "results" / "paper").glob("*.json"))
+    paths = sorted(folder.glob("*.json"))
     return {path.name: json.loads(path.read_text(encoding="utf-8")) for path in paths}
 
 
-def measured(folder: Path | None = None) -> dict[str, dict[str, Any]]:
+def measured(folder: Path = RECORD) -> dict[str, dict[str, Any]]:
     """Every finished or failed cell of the record, by name; later files replace earlier ones."""
     cells: dict[str, dict[str, Any]] = {}
     for file in record(folder).values():
@@ -69,15 +95,21 @@ def row_of(row: Row, cells: dict[str, dict[str, Any]]) -> SweepRow:
     return SweepRow(row.labels, done, len(names), len(found) - len(done))
 
 
+def has_numbers(manifest: Manifest, row: Row, got: SweepRow) -> bool:
+    """Whether any column was measured; a run of another table may lack them all."""
+    return any(got.score(column)[0] is not None for column in row.columns or manifest.columns)
+
+
 def section(manifest: Manifest, cells: dict[str, dict[str, Any]], notes: dict[str, Any]) -> str:
     """One table with its sentences; of a table that nothing is measured of, one line."""
     rows = rows_of(manifest, cells)
-    kept = [(row, got) for row, got in zip(manifest.rows, rows, strict=True) if got.done or got.failed]
+    pairs = list(zip(manifest.rows, rows, strict=True))
+    kept = [(row, got) for row, got in pairs if got.failed or has_numbers(manifest, row, got)]
     title = f"## {manifest.title}\n\n{manifest.place}; `opencon paper {manifest.name}`."
     if not kept:
         return f"{title} Nothing of it is measured yet.\n"
     some = Manifest(**vars(manifest) | {"rows": tuple(row for row, _ in kept)})
-    left = [row.label for row, got in zip(manifest.rows, rows, strict=True) if not (got.done or got.failed)]
+    left = [row.label for row, got in pairs if (row, got) not in kept]
     parts = [title, render_table(some, [got for _, got in kept], "markdown")]
     own = notes.get(manifest.name, {})
     far: dict[str, list[str]] = {}
@@ -112,6 +144,61 @@ def page(cells: dict[str, dict[str, Any]] | None = None) -> str:
     return "\n".join(parts)
 
 
-if __name__ == "__main__":
+def give(sweep: Path, folder: Path = RECORD) -> Path:
+    """Put the record beside what a sweep has. As on the page, a run counts by its name, whatever settings came since."""
+    plan = Plan.made(chosen(["all"]), Means.of(str(sweep), ["weights"], download=True))
+    now = {cell.name: cell.fingerprint for cell in plan.cells}
+    path = sweep / "results.json"
+    file = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {"environment": {}, "cells": {}}
+    known = {
+        name: {"also": []} | cell | {"fingerprint": now.get(name, cell.get("fingerprint"))}
+        for name, cell in measured(folder).items()
+    }
+    sweep.mkdir(parents=True, exist_ok=True)
+    return write(path, file | {"cells": known | file["cells"]})
+
+
+def take(results: Path, name: str, state: str | None = None, folder: Path = RECORD) -> Path:
+    """Put what a sweep has and the record lacks into a file of the record. Embeddings, which only figures need, stay out."""
+    found = json.loads(results.read_text(encoding="utf-8"))
+    known, new = measured(folder), {}
+    for cell_name, cell in found["cells"].items():
+        if cell["state"] != "done":
+            continue
+        slim = {key: value for key, value in cell["result"].items() if key != "embedding"}
+        if cell_name not in known or known[cell_name]["result"] != slim:
+            new[cell_name] = cell | {"result": slim, "also": [one for one in cell["also"] if one != "embedding"]}
+    path = folder / f"{name}.json"
+    old = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+    about = found["environment"] | ({"state": state} if state else {})
+    if old is not None and any(old["environment"][key] != about[key] for key in ("commit", "device")):
+        raise SystemExit(f"{path} was measured elsewhere or at another commit. Give another name.")
+    return write(path, {"environment": about, "cells": (old["cells"] if old else {}) | new})
+
+
+def write(path: Path, file: dict[str, Any]) -> Path:
+    path.write_text(json.dumps(file, indent=1) + "\n", encoding="utf-8")
+    return path
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    what = parser.add_subparsers(dest="what")
+    giving = what.add_parser("give")
+    giving.add_argument("sweep", type=Path)
+    taking = what.add_parser("take")
+    taking.add_argument("results", type=Path)
+    taking.add_argument("name")
+    taking.add_argument("--state", help="at what commit, in a sentence, where the program could not tell")
+    args = parser.parse_args()
+    if args.what == "give":
+        print(give(args.sweep))
+        return
+    if args.what == "take":
+        print(take(args.results, args.name, args.state))
     PAGE.write_text(page(), encoding="utf-8")
     print(PAGE)
+
+
+if __name__ == "__main__":
+    main()

@@ -9,19 +9,22 @@ from typer.testing import CliRunner
 
 from opencon.cli import app
 from opencon.config import with_settings
-from opencon.errors import ConfigError
+from opencon.errors import ConfigError, DivergedError
+from opencon.experiments import sweep as sweep_module
 from opencon.experiments.paper import (
     QUICK,
     Means,
     Plan,
     chosen,
     far_cells,
+    in_order,
     manifest_names,
     quick_row,
     read_manifest,
     render_table,
     row_of,
 )
+from opencon.experiments.paper_drawings import draw_figures
 from opencon.experiments.recipes import get_recipe
 from opencon.experiments.sweep import Sweep
 from opencon.experiments.validation import grids, outcomes, trial_cells
@@ -63,6 +66,53 @@ def test_what_is_missing_is_said_for_every_row(tmp_path):
     assert not plan.cells
     assert len(plan.missing) == len(read_manifest("main").rows)
     assert "cifar-100" in plan.missing[0][2].lower()
+
+
+def test_what_is_missing_is_said_once_with_the_tables_that_lack_it(tmp_path):
+    words = ["paper", "losses", "modified", "--dry-run", "--data", str(tmp_path)]
+    said = [line for line in CliRunner().invoke(app, words).output.splitlines() if line.startswith("missing")]
+    assert len(said) == 2
+    assert said[0].startswith("missing for losses (4 of 8 rows), modified (2 of 2 rows): data of cifar100 (")
+    assert said[1].startswith("missing for losses (4 of 8 rows): data of imagenet100 (")
+
+
+def test_data_that_can_be_fetched_is_not_missing(tmp_path):
+    fetched = Plan.made(chosen(["modified"]), Means.of(str(tmp_path), ["w.pt"], download=True))
+    assert (len(fetched.cells), fetched.missing) == (6, ())
+    words = ["paper", "modified", "--download", "--dry-run", "--weights", "w.pt", "--data", str(tmp_path)]
+    assert "6 runs." in CliRunner().invoke(app, words).output
+
+
+def test_rows_are_trained_in_their_order_and_shown_in_that_of_the_axis(tmp_path):
+    manifest, means = read_manifest("converged"), Means.of(None, [])
+    assert [row.labels["start"] for row in manifest.rows][:3] == ["100", "200", "150"]  # most telling first
+    rows = [row_of(Sweep(tmp_path, ()), row, means) for row in manifest.rows]
+    shown = [line.split(" | ")[0] for line in render_table(manifest, rows, "markdown").splitlines()[2:]]
+    assert shown == ["| 100", "| 110", "| 120", "| 130", "| 150", "| 200"]
+    figure = read_manifest("sensitivity")
+    assert [row.label for row, _ in in_order(figure, list(figure.rows))][:4] == [
+        "lambda_n, 0.05",
+        "lambda_n, 0.1",
+        "lambda_n, 0.2",
+        "tau_n, 0.5",
+    ]
+
+
+def test_a_run_of_several_tables_is_named_by_its_settings():
+    plan = Plan.made(chosen(["losses", "sensitivity"]), Means.of(None, [], quick=True))
+    assert [cell.title for cell in plan.cells][:2] == [
+        "opencon/digits, weight_labeled 0, seed 0",
+        "opencon/digits, weight_unlabeled 0, seed 0",
+    ]
+
+
+def test_a_figure_of_runs_without_embeddings_is_left_out(tmp_path):
+    plan = Plan.made(chosen(["umap10", "distributions", "percentile"]), Means.of("d", ["w.pt"], download=True))
+    (tmp_path / "locks").mkdir()
+    sweep = Sweep(tmp_path, plan.cells)
+    for cell in plan.cells:
+        sweep.add(cell, record(), CPU)
+    assert [path.stem for path in draw_figures(plan, sweep, tmp_path / "figures")] == ["percentile"]
 
 
 def test_a_run_that_two_tables_share_is_trained_once_with_all_they_ask_for():
@@ -149,6 +199,17 @@ def test_a_table_of_two_methods_and_two_seeds_on_the_digits(tmp_path):
     assert all("±" in line and line.endswith("| 2 |") for line in text[2:])
 
 
+def test_why_a_run_failed_is_said(tmp_path, monkeypatch):
+    def train(*args, **options):
+        raise DivergedError("the loss was not finite")
+
+    monkeypatch.setattr(sweep_module, "train", train)
+    words = ["paper", "modified", "--quick", "--out", str(tmp_path / "p"), "--device", "cpu"]
+    said = CliRunner().invoke(app, words).output
+    assert "failed: opencon/digits, seed 0 and 1 more: DivergedError: the loss was not finite" in said
+    assert "2 of 2 runs are left; the same command goes on with them." in said
+
+
 @pytest.mark.slow
 def test_the_whole_paper_on_the_digits(tmp_path):
     result = CliRunner().invoke(app, ["paper", "all", "--quick", "--out", str(tmp_path / "p"), "--device", "cpu"])
@@ -179,3 +240,36 @@ def test_the_page_is_made_from_the_record(monkeypatch):
     assert "| CIFAR-100 | OpenCon | 60.0 | 47.8 | 69.1 | 52.7 / 47.8 / 69.1 | 1 of 5 |" in text
     assert "- **CIFAR-100, OpenCon** (all +7.3): Not explained yet." in text
     assert "Not measured: CIFAR-100, ORCA;" in text
+    novelty = text[text.index("## Novelty scores, CIFAR-100") :].split("\n\n")[1]
+    assert novelty.endswith("Nothing of it is measured yet.")  # that run has none of its columns
+
+
+def test_a_session_begins_with_the_record_and_ends_in_it(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
+    import paper
+
+    kept, sweep = tmp_path / "record", tmp_path / "runs"
+    kept.mkdir()
+    plan = Plan.made(chosen(["modified"]), Means.of("d", ["w.pt"], download=True))
+    (sweep / "locks").mkdir(parents=True)
+    first = Sweep(sweep, plan.cells)
+    first.add(plan.cells[0], record(embedding=[1.0]), CPU)
+    first.add(plan.cells[1], {"state": "failed", "error": "no memory"}, CPU)
+    paper.take(sweep / "results.json", "monday", "A trial.", kept)
+    file = json.loads((kept / "monday.json").read_text())
+    assert [*file["cells"]] == [plan.cells[0].name]  # a failed run is no result
+    assert "embedding" not in file["cells"][plan.cells[0].name]["result"]
+    assert file["environment"]["state"] == "A trial."
+
+    again = Sweep(tmp_path / "elsewhere", plan.cells)
+    paper.give(again.folder, kept)
+    assert again.left() == list(plan.cells[1:])
+    (again.folder / "locks").mkdir()
+    again.add(plan.cells[1], record(all=0.6), CPU)
+    paper.take(again.folder / "results.json", "tuesday", None, kept)
+    assert [*json.loads((kept / "tuesday.json").read_text())["cells"]] == [plan.cells[1].name]
+    assert {*paper.measured(kept)} == {cell.name for cell in plan.cells[:2]}
+    file["environment"]["commit"] = "another"
+    (kept / "monday.json").write_text(json.dumps(file))
+    with pytest.raises(SystemExit, match="at another commit"):
+        paper.take(again.folder / "results.json", "monday", None, kept)

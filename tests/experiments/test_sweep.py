@@ -9,7 +9,7 @@ import torch
 from typer.testing import CliRunner
 
 from opencon.cli import app
-from opencon.errors import ConfigError, DivergedError, RunError
+from opencon.errors import ConfigError, DataError, DivergedError, RunError
 from opencon.experiments import sweep as module
 from opencon.experiments.measures import check_columns
 from opencon.experiments.sweep import Cell, Sweep, claimed, cross, expected_seconds, read_seeds
@@ -85,6 +85,22 @@ def test_what_cannot_work_is_refused_before_anything_runs(tmp_path, fake):
     assert not fake
 
 
+def test_data_that_can_be_fetched_need_not_be_there(tmp_path, monkeypatch):
+    cells = cross(["opencon/cifar100"], settings=[f"data.root={tmp_path}"])
+    with pytest.raises(DataError, match="cifar100 is not there"):
+        Sweep.made(tmp_path / "s", cells)
+    sweep, fetched = Sweep.made(tmp_path / "s", cells, download=True), []
+
+    def load(config, *, download):
+        fetched.append((config.name, download))
+        raise DataError("no network")
+
+    monkeypatch.setattr(module, "load_dataset", load)
+    with pytest.raises(DataError, match="no network"):  # before a process begins
+        sweep.run_at_once(2, "cpu", seconds=None, keep=False, download=True)
+    assert fetched == [("cifar100", True)]
+
+
 def test_finished_cells_are_not_repeated_even_without_their_folders(tmp_path, fake):
     Sweep.made(tmp_path, cross(["digits"], seeds=[0, 1])).run(CPU)
     assert len(fake) == 2
@@ -109,6 +125,10 @@ def test_a_cell_that_lacks_a_measure_is_trained_again_and_no_other_is(tmp_path, 
     assert [cell.seed for cell in more.left()] == [0]
     more.run(CPU)
     assert found == [("digits-seed0", False), ("digits-seed1", False), ("digits-seed0", False)]
+    lacking = Sweep.made(tmp_path, cross(["digits"], seeds=[0], also=["novelty", "count:tree"]))
+    shown = CliRunner().invoke(app, ["sweep", "--out", str(tmp_path), "--minutes", "0", "--device", "cpu"])
+    assert "1 of 1 cells are left" in shown.output
+    assert lacking.left() == list(lacking.cells)
     assert more.left() == []
     assert set(more.results()) == {"digits-seed0", "digits-seed1"}
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from opencon.cli.base import Device, DryRun, app, console, errors
-from opencon.cli.research import run_sweep
+from opencon.cli.research import Download, run_sweep
 from opencon.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ def paper(
         float | None, typer.Option("--minutes", help="Begin no run that would not end within this time.")
     ] = None,
     device: Device = "auto",
+    download: Download = False,
     dry_run: DryRun = False,
 ) -> None:
     """Train what a table or figure needs, and show it with the published numbers. The same command goes on."""
@@ -50,7 +52,7 @@ def paper(
 
     if form not in ("markdown", "latex"):
         raise ConfigError(f"--format {form!r} must be markdown or latex.")
-    means = Means.of(data, weights or [], quick=quick)
+    means = Means.of(data, weights or [], quick=quick, download=download)
     wanted = None if seeds is None else read_seeds(seeds)
     if validate:
         run_validation(what, means, out, wanted, device, at_once, minutes, dry_run)
@@ -64,21 +66,31 @@ def paper(
             console.print(cell.name, soft_wrap=True)
         console.print(f"{len(plan.cells)} runs.")
         return
-    sweep = Sweep.made(out, plan.cells) if plan.cells else Sweep(out, ())
+    sweep = Sweep.made(out, plan.cells, download=download) if plan.cells else Sweep(out, ())
     if plan.cells:
-        run_sweep(sweep, device, at_once=at_once, minutes=minutes, keep=False, download=False)
+        run_sweep(sweep, device, at_once=at_once, minutes=minutes, keep=False, download=download)
     show_tables(plan, sweep, form)
     for path in draw_figures(plan, sweep, out / "figures"):
         errors.print(f"Wrote {path}")
-    left = len(sweep.left()) if plan.cells else 0
+    known, failed = sweep.results(), dict[str, list[str]]()
+    for cell in (left := sweep.left()):
+        if "error" in known.get(cell.name, {}):
+            failed.setdefault(known[cell.name]["error"], []).append(cell.title)
+    for error, (first, *others) in failed.items():
+        errors.print(f"failed: {first}{f' and {len(others)} more' if others else ''}: {error}", soft_wrap=True)
     if left:
-        errors.print(f"{left} of {len(plan.cells)} runs are left; the same command goes on with them.")
+        errors.print(f"{len(left)} of {len(plan.cells)} runs are left; the same command goes on with them.")
 
 
 def say_missing(plan: Plan) -> None:
-    """What cannot be had, table by table."""
-    for table, row, lack in plan.missing:
-        errors.print(f"missing for {table}, {row}: {lack}")
+    """What cannot be had, and the tables that it is missing for."""
+    lacks: dict[str, Counter[str]] = {}
+    for table, _, lack in plan.missing:
+        lacks.setdefault(lack, Counter())[table] += 1
+    rows = {manifest.name: len(manifest.rows) for manifest in plan.manifests}
+    for lack, tables in lacks.items():
+        where = ", ".join(f"{table} ({number} of {rows[table]} rows)" for table, number in tables.items())
+        errors.print(f"missing for {where}: {lack}", soft_wrap=True)
 
 
 def show_tables(plan: Plan, sweep: object, form: str) -> None:
@@ -89,7 +101,8 @@ def show_tables(plan: Plan, sweep: object, form: str) -> None:
     assert isinstance(sweep, Sweep)
     for manifest in plan.manifests:
         rows = plan.measured(sweep, manifest)
-        sys.stdout.write(f"\n{manifest.title} ({manifest.place})\n\n{render_table(manifest, rows, form)}\n")
+        title = plan.title(manifest)
+        sys.stdout.write(f"\n{title} ({manifest.place})\n\n{render_table(manifest, rows, form)}\n")
         for label, column, ours, published in [] if plan.means.quick else far_cells(manifest, rows):
             errors.print(f"{manifest.name}, {label}: {column} {ours:.1f}, published {published:.1f}")
     write_tables(plan, sweep, sweep.folder / "tables")
@@ -130,8 +143,8 @@ def run_validation(
             console.print(cell.name, soft_wrap=True)
         console.print(f"{len(cells)} runs.")
         return
-    sweep = Sweep.made(out, cells)
-    run_sweep(sweep, device, at_once=at_once, minutes=minutes, keep=False, download=False)
+    sweep = Sweep.made(out, cells, download=means.download)
+    run_sweep(sweep, device, at_once=at_once, minutes=minutes, keep=False, download=means.download)
     lines = [
         [trial.method, trial.label, *(shown(*row.score(key)) for key in ("all", "novel", "seen")), row.seeds, mark]
         for trial, row, is_best in outcomes(sweep, trials)

@@ -288,7 +288,7 @@ def sweep(
         fixed = [*(f"{key}={value}" for key, value in places.items() if value is not None), *(settings or [])]
         wanted = [word.strip() for word in also.split(",") if word.strip()]
         cells = cross(recipes, vary or [], read_seeds(seeds), settings=fixed, variant=variant, also=wanted)
-        one = Sweep(out, tuple(cells)) if dry_run else Sweep.made(out, cells)
+        one = Sweep(out, tuple(cells)) if dry_run else Sweep.made(out, cells, download=download)
         if imports and not dry_run:
             write_record(out)  # for the processes that share the work, and to go on
     else:
@@ -315,7 +315,7 @@ def run_sweep(one: Sweep, device: str, *, at_once: int, minutes: float | None, k
     seconds = None if minutes is None else 60 * minutes
     with resumable("The same command goes on with the sweep."):
         if at_once > 1:
-            one.run_at_once(at_once, device, seconds=seconds, keep=keep)
+            one.run_at_once(at_once, device, seconds=seconds, keep=keep, download=download)
             return
         with progress_bar() as callbacks:
             one.run(pick_device(device), seconds=seconds, keep=keep, download=download, callbacks=callbacks)
@@ -346,8 +346,8 @@ def show_sweep(one: Sweep, columns: str | None, form: str, plot: Path | None) ->
         errors.print(f"Wrote {draw(rows, wanted, plot, title=one.folder.name)}")
     known = one.results()
     for cell in (left := one.left()):
-        why = f" failed: {known[cell.name]['error']}" if cell.name in known else ""
-        errors.print(f"left: {cell.title}{why}")
+        error = known.get(cell.name, {}).get("error")  # one that lacks a measure is left without any
+        errors.print(f"left: {cell.title}{'' if error is None else f' failed: {error}'}")
     if left:
         errors.print(f"{len(left)} of {len(one.cells)} cells are left; the same command goes on with them.")
 

@@ -76,7 +76,7 @@ class Manifest:
     columns: tuple[str, ...]
     rows: tuple[Row, ...]
     draw: str = ""  # of a figure: lines, bars, umap or distributions
-    x: str = ""  # of lines and bars: the label along the axis
+    x: str = ""  # the label along the axis of lines and bars; rows are shown in its order, trained in their own
     classes: int = 10  # of umap
 
 
@@ -125,12 +125,13 @@ class Means:
     data: str | None = None
     weights: Mapping[str, str] | None = None  # by data set or encoder
     quick: bool = False
+    download: bool = False
 
     @classmethod
-    def of(cls, data: str | None, weights: Sequence[str], *, quick: bool = False) -> Means:
+    def of(cls, data: str | None, weights: Sequence[str], *, quick: bool = False, download: bool = False) -> Means:
         """Weights as typed: FILE, for the CIFAR-100 of the main table, or NAME=FILE for a data set or an encoder."""
         named = [text.partition("=") if "=" in text else (MAIN, "=", text) for text in weights]
-        return cls(data, {name: file for name, _, file in named}, quick)
+        return cls(data, {name: file for name, _, file in named}, quick, download)
 
     def settings(self, row: Row) -> list[str]:
         """Settings that say where the files of a row lie."""
@@ -150,7 +151,7 @@ class Means:
             return None
         config = with_settings(get_recipe(row.recipe), [*self.settings(row), *row.settings])
         try:
-            dataset_info(config.data)
+            dataset_info(config.data, download=self.download)
         except OpenConError as err:
             return f"data of {row.data} ({str(err).splitlines()[0]})"
         if self._weights(row) is None:
@@ -212,6 +213,10 @@ class Plan:
         quick_seeds = tuple(chosen_seeds) if means.quick and chosen_seeds else None
         return cls(tuple(manifests), means, tuple(ordered), tuple(missing), quick_seeds)
 
+    def title(self, manifest: Manifest) -> str:
+        """Above a table or figure; a quick one says what it is made of."""
+        return f"{manifest.title}: a quick try, on digits" if self.means.quick else manifest.title
+
     def measured(self, sweep: Sweep, manifest: Manifest) -> list[SweepRow]:
         """What has been measured of each row of a table."""
         return [row_of(sweep, row, self.means, self.quick_seeds) for row in manifest.rows]
@@ -236,7 +241,7 @@ def table_of(manifest: Manifest, rows: Sequence[SweepRow]) -> tuple[list[str], l
     heads = [*keys, *(HEADS.get(column, column) for column in manifest.columns)]
     heads += ["published"] if has_published else []
     lines = []
-    for row, measured in zip(manifest.rows, rows, strict=True):
+    for row, measured in in_order(manifest, rows):
         columns = row.columns or manifest.columns
         line = [row.labels.get(key, "") for key in keys]
         line += [shown(*measured.score(column)) for column in columns]
@@ -248,6 +253,21 @@ def table_of(manifest: Manifest, rows: Sequence[SweepRow]) -> tuple[list[str], l
             line.append(" / ".join(numbers))
         lines.append([*line, measured.seeds])
     return [*heads, "seeds"], lines, len(keys)
+
+
+def in_order(manifest: Manifest, rows: Sequence[SweepRow]) -> list[tuple[Row, SweepRow]]:
+    """Rows as a table shows them: where a number runs along an axis, by that number."""
+    pairs = list(zip(manifest.rows, rows, strict=True))
+    if not manifest.x:
+        return pairs
+    series = list(dict.fromkeys(_series(row, manifest.x) for row in manifest.rows))
+    return sorted(
+        pairs, key=lambda pair: (series.index(_series(pair[0], manifest.x)), float(pair[0].labels[manifest.x]))
+    )
+
+
+def _series(row: Row, x: str) -> tuple[tuple[str, str], ...]:
+    return tuple((key, value) for key, value in row.labels.items() if key != x)
 
 
 def far_cells(manifest: Manifest, rows: Sequence[SweepRow]) -> list[tuple[str, str, float, float]]:

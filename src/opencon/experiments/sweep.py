@@ -86,8 +86,16 @@ class Cell:
 
     @property
     def title(self) -> str:
-        """In a line of text."""
-        return ", ".join([self.recipe, *(f"{k} {v}" for k, v in self.labels.items()), f"seed {self.seed}"])
+        """In a line of text; where nothing is said of what sets it apart, by its settings of method, split and encoder."""
+        settings = [setting.partition("=") for setting in self.settings]
+        own = {
+            key.strip(): value
+            for key, _, value in settings
+            if key.strip().startswith(("method.", "split.", "encoder."))
+        }
+        own = {key: value for key, value in own.items() if key not in UNTOLD or key == "split.num_classes"}
+        said = self.labels or dict(zip(short_names(list(own)), own.values(), strict=True))
+        return ", ".join([self.recipe, *(f"{k} {v}" for k, v in said.items()), f"seed {self.seed}"])
 
     @property
     def fingerprint(self) -> str:
@@ -163,8 +171,11 @@ class Sweep:
     cells: tuple[Cell, ...]
 
     @classmethod
-    def made(cls, folder: Path, cells: Iterable[Cell]) -> Sweep:
-        """Check that every cell can work, and write them down. Cells that the folder had before may differ."""
+    def made(cls, folder: Path, cells: Iterable[Cell], *, download: bool = False) -> Sweep:
+        """Check that every cell can work, and write them down. Cells that the folder had before may differ.
+
+        With `download`, what can be fetched need not be there yet.
+        """
         sweep = cls(folder, tuple(cells))
         names = [cell.name for cell in sweep.cells]
         twice = sorted({name for name in names if names.count(name) > 1})
@@ -174,7 +185,7 @@ class Sweep:
             config = cell.config
             one = json.dumps(to_dict(replace(config, train=replace(config.train, seed=0))), sort_keys=True)
             if one not in checked and not sweep.is_finished(cell):
-                check_fits(config, dataset_info(config.data))
+                check_fits(config, dataset_info(config.data, download=download))
             checked.add(one)
         (folder / "cells").mkdir(parents=True, exist_ok=True)
         (folder / "locks").mkdir(exist_ok=True)
@@ -277,8 +288,12 @@ class Sweep:
             about = {key: value for key, value in environment(device).items() if key != "command"}
             RunFolder(self.folder).write_json("results.json", {"environment": about, "cells": cells})
 
-    def run_at_once(self, number: int, device: str, *, seconds: float | None, keep: bool) -> None:
-        """The same in `number` processes, which say what they finish."""
+    def run_at_once(
+        self, number: int, device: str, *, seconds: float | None, keep: bool, download: bool = False
+    ) -> None:
+        """The same in `number` processes, which say what they finish. What is to be fetched is there before they begin."""
+        for config in {cell.config.data for cell in self.left()} if download else ():
+            load_dataset(config, download=True)
         words = [sys.executable, "-m", "opencon", "sweep-part", str(self.folder), "--device", device]
         words += [] if seconds is None else ["--minutes", str(seconds / 60)]
         words += ["--keep"] if keep else []

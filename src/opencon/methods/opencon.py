@@ -30,9 +30,9 @@ from opencon.methods.base import (
     Task,
     Variant,
 )
+from opencon.methods.correction import APART, LOOKS, NOT_TRIED, Looked, correct, look
 from opencon.methods.schedule import usual
 from opencon.prototypes import LOGIT_SCALE, SeenScore, ema_update, novelty_threshold, random_prototypes, seen_score
-from opencon.prototypes.correction import APART, HALVINGS, LOOKS, NOT_TRIED, correct, look
 from opencon.runtime import has_triton
 
 CORRECTIONS = ("gone", "merged", "split")
@@ -61,7 +61,7 @@ class OpenConConfig(MethodConfig):
     labeled_loss: Literal["labeled", "known"] = "labeled"  # L_l, or L_known of appendix E, which adds D_u \ D_n
     temperature_known: float | None = None  # tau_k of L_known; None: tau_l (the paper prints neither)
     weight_known: float | None = None  # lambda_k; None: lambda_l
-    # Ours: whether the number of prototypes is decided in training, see `prototypes.correction`; until then the prior waits.
+    # Ours: whether the number of prototypes is decided in training, see `methods.correction`; until then prior and L_n wait.
     # Released: never. None: where the number of classes is an estimate (split.num_classes=auto).
     correct: bool | None = None
     correct_at: int = 20  # the epoch before which that happens, ours; in a short run after half of the epochs
@@ -130,7 +130,7 @@ class OpenCon(Method[OpenConConfig]):
     prior_weight: Tensor  # scalar on the device: 0 until the number is decided; where it is corrected
     chosen: Tensor  # (C,) how often unlabeled images chose a prototype in this epoch; where they are corrected
     in_use: Tensor  # scalar: how many were chosen in the epoch before
-    evidence: Tensor  # (LOOKS, HALVINGS, C + 1) how well groups came back, by their number
+    signs: Tensor  # (LOOKS, 2, C + 1) what speaks for each number of groups
 
     def __init__(self, config: OpenConConfig, task: Task, embedder: Embedder) -> None:
         super().__init__(config, task, embedder)
@@ -144,8 +144,9 @@ class OpenCon(Method[OpenConConfig]):
         self.register_buffer("prior_weight", torch.tensor(0.0))
         self.register_buffer("chosen", torch.zeros(task.num_classes))
         self.register_buffer("in_use", torch.tensor(float(task.num_classes)))
-        self.register_buffer("evidence", torch.full((LOOKS, HALVINGS, task.num_classes + 1), NOT_TRIED))
+        self.register_buffer("signs", torch.full((LOOKS, 2, task.num_classes + 1), NOT_TRIED))
         self.corrects = config.corrects(task.is_counted)
+        self._before_head = False  # whether `embed` stops in front of the projection head
 
     @classmethod
     def schedule(cls, kind: Kind, variant: Variant = "released") -> Schedule:
@@ -156,7 +157,7 @@ class OpenCon(Method[OpenConConfig]):
             # Ten times the paper's prior: of ten prototypes, one that no image chooses costs a tenth of the result. And the
             # mean over anchors: a sum over hundreds of them would diverge.
             ramp = 0 if paper else 30
-            method = replace(method, ramp_epochs=ramp, correct_at=10)
+            method = replace(method, ramp_epochs=ramp, correct_at=30)
             return usual(replace(method, novel_reduction="mean", weight_prior=0.5), kind)
         crop = SIMCLR_CROP if paper else (0.2, 1.0)
         if kind == "cifar":
@@ -169,8 +170,9 @@ class OpenCon(Method[OpenConConfig]):
     def _load_from_state_dict(self, state: dict[str, Any], prefix: str, *args: Any) -> None:
         # Checkpoints from before there was `start_from`, or a correction.
         state.setdefault(f"{prefix}is_started", torch.tensor(False))
-        for name in ("live", "corrected", "prior_weight", "chosen", "in_use", "evidence"):
+        for name in ("live", "corrected", "prior_weight", "chosen", "in_use", "signs"):
             state.setdefault(f"{prefix}{name}", getattr(self, name))
+        state.pop(f"{prefix}evidence", None)  # of an earlier way to decide
         super()._load_from_state_dict(state, prefix, *args)
 
     @torch.no_grad()
@@ -186,14 +188,19 @@ class OpenCon(Method[OpenConConfig]):
         self.prior.copy_(shares / shares.sum())  # again, as `class_prior` does: it rounds the last bit
         self.is_started.fill_(True)
 
+    def embed(self, images: Tensor) -> Tensor:
+        """(B, channels, H, W) in [0, 1] -> (B, D); features (B, F) while the number is looked for."""
+        return self.embedder.features(images) if self._before_head else super().embed(images)
+
     def before_epoch(self, epoch: Epoch) -> None:
         """Ramp the weight of L_n; refresh the threshold where it comes from all labeled images."""
         c = self.config
         ramps = c.ramp_epochs and not bool(self.is_started)  # host sync: once an epoch
         ramp = min(1.0, epoch.index / c.ramp_epochs) if ramps else 1.0
-        self.novel_weight.fill_(c.weight_novel * ramp)
+        left = min(c.correct_at, epoch.num_epochs // 2) - epoch.index  # epochs until the number is decided
+        self.novel_weight.fill_(0.0 if self.corrects and left > 0 else c.weight_novel * ramp)
         if self.corrects:
-            self._correct(epoch)
+            self._correct(epoch, left)
             if epoch.index:
                 self.in_use.copy_((self.chosen > 0).sum())
             self.chosen.zero_()
@@ -201,24 +208,28 @@ class OpenCon(Method[OpenConConfig]):
             self.epoch_threshold.copy_(self._threshold(epoch.features()))
 
     @torch.no_grad()
-    def _correct(self, epoch: Epoch) -> None:
+    def _correct(self, epoch: Epoch, left: int) -> None:
         """At some epochs look at groups; at the last one decide how many prototypes there are.
 
         From then on the prior counts, spread over them.
         """
-        left = min(self.config.correct_at, epoch.num_epochs // 2) - epoch.index  # epochs until it is decided
         if left not in range(0, LOOKS * APART, APART):
             return
-        bank = epoch.features()
-        known = (self.prototypes, self.live, bank.z, bank.labels)
-        self.evidence[left // APART] = look(*known, num_seen=self.task.num_seen)
+        self._before_head = True
+        try:
+            bank = epoch.features()
+        finally:
+            self._before_head = False
+        rows = Looked.at(self.embedder.project(bank.z), bank.z, bank.labels, self.task.num_seen)
+        self.signs[left // APART] = look(self.prototypes, self.live, rows).to(self.signs)
         if left:
             return
-        evidence = torch.cat([one for one in self.evidence if bool((one > NOT_TRIED).any())])  # a short run looks once
-        found = correct(*known, num_seen=self.task.num_seen, evidence=evidence)
+        signs = torch.stack([one for one in self.signs if bool((one > NOT_TRIED).any())])  # a short run looks once
+        found = correct(self.prototypes, self.live, rows, signs=signs.cpu())
         self.prototypes.copy_(found.prototypes)
         self.live.copy_(found.live)
         self.corrected += torch.tensor([found.gone, found.merged, found.split]).to(self.corrected)
+        # Shares by the sizes of the groups would keep the mistakes of the grouping: worse where the number is right.
         shares = torch.where(self.live, class_prior(self.config.prior, self.task).to(self.prior), 0.0)
         self.prior.copy_((shares / shares.sum()).clamp(min=SMALLEST_PROBABILITY))
         self.prior_weight.fill_(self.config.weight_prior)

@@ -1,4 +1,4 @@
-"""A sweep as a picture: lines over a setting that is a number, else bars."""
+"""A sweep as a picture: lines over a setting that is a number, else bars; or bars in groups, one for each setting."""
 
 from __future__ import annotations
 
@@ -38,6 +38,39 @@ def sweep_chart(
     axes.set_axisbelow(True)
     if len(series) > 1 or "" not in series:
         axes.legend(frameon=False, fontsize=9, labelcolor=INK)
+    figure.text(0.02, 0.93, title, fontsize=12, fontweight="bold", color=INK)
+    return save_png(figure, path, bbox_inches="tight", pad_inches=0.1)
+
+
+def bars_chart(series: Mapping[str, Sequence[Point]], *, y_title: str, title: str, path: Path) -> Path:
+    """Draw bars in groups, one for each series, whose values have nothing to do with those of the others."""
+    figure = blank_figure((6.4, 4.2))
+    axes = figure.add_axes((0.11, 0.15, 0.86, 0.72))
+    ticks: list[int] = []
+    names: list[str] = []
+    for i, (name, points) in enumerate(series.items()):
+        ordered = sorted(points, key=lambda point: float(point[0]))
+        places = [len(ticks) + i + j for j in range(len(ordered))]  # a gap of one bar between groups
+        heights, error = [mean for _, mean, _ in ordered], [std or 0.0 for _, _, std in ordered]
+        axes.bar(places, heights, 0.85, yerr=error, color=_color(i), ecolor=INK, capsize=2)
+        for place, height, more in zip(places, heights, error, strict=True):
+            axes.annotate(
+                f"{height:.1f}",
+                (place, height + more),
+                xytext=(0, 3),
+                textcoords="offset points",
+                ha="center",
+                fontsize=7,
+                color=INK,
+            )
+        axes.annotate(
+            name, (sum(places) / len(places), 0), xytext=(0, -30), textcoords="offset points", ha="center", color=INK
+        )
+        ticks += places
+        names += [value for value, _, _ in ordered]
+    axes.set_xticks(ticks, names, fontsize=8)
+    axes.set_ylabel(y_title, color=INK)
+    axes.spines[["top", "right"]].set_visible(False)
     figure.text(0.02, 0.93, title, fontsize=12, fontweight="bold", color=INK)
     return save_png(figure, path, bbox_inches="tight", pad_inches=0.1)
 

@@ -9,9 +9,9 @@ from opencon.experiments.evaluate import draw_numbers
 from opencon.experiments.recipes import get_recipe
 from opencon.experiments.train import changed_number
 from opencon.experiments.workbench import assemble, prepare
-from opencon.methods import Epoch
-from opencon.prototypes import correction, seen_score
-from opencon.prototypes.correction import correct, look
+from opencon.methods import Epoch, correction
+from opencon.methods.correction import NOT_TRIED, Looked, correct, look
+from opencon.prototypes import seen_score
 
 SEEN, CLASSES, DIM, EACH = 3, 6, 16, 40
 
@@ -27,8 +27,9 @@ def world():
     return z, truth, labels, directions
 
 
-def decided(*known):
-    return correct(*known, num_seen=SEEN, evidence=look(*known, num_seen=SEEN))
+def decided(prototypes, live, z, labels, features=None):
+    rows = Looked.at(z, z if features is None else features, labels, SEEN)
+    return correct(prototypes, live, rows, signs=look(prototypes, live, rows)[None])
 
 
 def found(world, prototypes, live=None):
@@ -72,12 +73,29 @@ def test_where_groups_do_not_come_back_the_number_in_use_stands():
     assert int(result.live.sum()) == DIM  # every direction has its rows, and no grouping of noise is found again
 
 
-def test_evidence_of_several_epochs_decides_and_of_numbers_as_good_the_smallest():
-    better = torch.tensor([[0.9, 0.9, 0.95], [0.9, 0.95, 0.9], [0.9, 0.97, 0.97], [0.9, 0.9, 0.9]])  # of 1, 2, 3 groups
-    evidence = torch.cat([torch.full((4, 1), correction.NOT_TRIED), better], dim=1)
-    assert correction._number(evidence, in_use=7) == 2  # as good as 3, to the standard error; 1 is worse
-    assert correction._number(evidence[[0, 0]], in_use=7) == 3
-    assert correction._number(evidence.clamp(max=0.7), in_use=7) == 7  # groups come back at no number
+def test_groups_are_looked_for_in_the_features_and_prototypes_placed_among_projections(world):
+    z, truth, labels, _ = world
+    blurred = F.normalize(torch.randn(z.shape, generator=torch.Generator().manual_seed(0)), dim=1)
+    blurred[truth < SEEN] = z[truth < SEEN]
+    result = decided(torch.eye(DIM), torch.ones(DIM, dtype=torch.bool), blurred, labels, features=5 * z)
+    assert int(result.live.sum()) == CLASSES  # of sixteen prototypes, among projections that know three classes
+    for row in result.prototypes[SEEN:CLASSES]:  # each is the direction of a class's projections
+        means = torch.stack([F.normalize(blurred[truth == c].sum(dim=0), dim=0) for c in range(SEEN, CLASSES)])
+        assert (means @ row).max() == pytest.approx(1.0, abs=1e-3)
+
+
+def test_the_largest_sum_of_signs_over_the_epochs_decides():
+    signs = torch.full((2, 2, 6), NOT_TRIED)
+    signs[:, 0, 2:] = torch.tensor([[0.95, 0.9, 0.9, 0.1], [0.95, 0.9, 0.9, 0.1]])  # of 2, 3, 4, 5 groups
+    signs[:, 1, 2:] = torch.tensor([[1.0, 1.2, 1.2, 1.3], [1.0, 1.2, 1.1, 1.3]])
+    assert correction._number(signs, in_use=7) == 3  # better than 2 and 5 by the sum, than 4 by the second epoch
+    assert correction._number(signs[:1], in_use=7) == 3  # as good as 4: the smaller
+    signs[1, :, 3] = NOT_TRIED  # at one epoch alone a number is not tried
+    assert correction._number(signs, in_use=7) == 4
+    signs[:, 0, 4] = 0.7
+    assert correction._number(signs, in_use=7) == 2
+    signs[:, 0, 2] = 0.5
+    assert correction._number(signs, in_use=7) == 7  # its groups do not come back
 
 
 def test_seen_prototypes_never_go_and_never_move(world):
@@ -107,14 +125,16 @@ def corrected_digits(*settings):
     return prepare(config, torch.device("cpu"))
 
 
-def test_the_prior_waits_until_the_number_is_decided_and_is_spread_over_what_is_left():
+def test_what_prototypes_shape_waits_until_the_number_is_decided_and_the_prior_is_spread_over_what_is_left():
     bench = corrected_digits()
     method = bench.method
-    for index in (0, 8, 9, 10):
-        assert float(method.prior_weight) == 0.0
+    for index in (0, 20, 24, 25, 30):
+        assert float(method.prior_weight) == float(method.novel_weight) == 0.0
         method.before_epoch(Epoch(index, 100, bench.bank))
     assert float(method.prior_weight) == method.config.weight_prior
-    assert (method.evidence > correction.NOT_TRIED).any(dim=2).all()  # both looks were taken
+    assert float(method.novel_weight) == pytest.approx(method.config.weight_novel)
+    assert (method.signs > NOT_TRIED).any(dim=2).all()  # every look was taken
+    assert bench.bank().z.shape[1] == method.prototypes.shape[1]  # features in front of the head for the looks alone
     left = int(method.live.sum())
     assert left < 30
     assert method.prior[~method.live].max() <= 1e-5
