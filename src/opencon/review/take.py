@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from opencon.errors import ConfigError, RunError
-from opencon.files import parse_json
+from opencon.files import parse_json, read_file
 from opencon.review.run import JUNK, STRANGERS
 from opencon.review.state import State
 
@@ -199,22 +199,22 @@ def undo_sort(into: Path) -> tuple[int, list[str]]:
     """
     into = into.expanduser()
     try:
-        lines = (into / MANIFEST).read_text(encoding="utf-8").splitlines()
+        lines = read_file(into / MANIFEST).splitlines()
     except OSError as err:
         raise RunError(f"{into} holds no {MANIFEST}: nothing was sorted into it. Give the folder of --into.") from err
     removed, kept, folders = 0, [], set()
     for line in lines:
         try:
             entry: dict[str, Any] = parse_json(line)
-            made = into / entry["made"]
-            if not made.parent.resolve().is_relative_to(into.resolve()):
+            made, source, way = into / entry["made"], Path(entry["from"]), entry["way"]
+            if not made.parent.resolve().is_relative_to(into.resolve()) or way not in (*WAYS, "table"):
                 raise ValueError
         except (ValueError, KeyError, TypeError):  # the last line of a program that was killed, or not ours
             continue
         folders.add(made.parent)
         if not os.path.lexists(made):
             continue
-        if _is_ours(made, Path(entry["from"]), entry["way"]):
+        if _is_ours(made, source, way):
             made.unlink()
             removed += 1
         else:
