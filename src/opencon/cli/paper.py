@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from opencon.cli.base import Device, DryRun, app, console, errors
-from opencon.cli.research import run_sweep
+from opencon.cli.research import check_limits, run_sweep
 from opencon.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -48,6 +48,7 @@ def paper(
     from opencon.experiments.paper_drawings import draw_figures
     from opencon.experiments.sweep import Sweep, read_seeds
 
+    check_limits(at_once, minutes)
     if form not in ("markdown", "latex"):
         raise ConfigError(f"--format {form!r} must be markdown or latex.")
     means = Means.of(data, weights or [], quick=quick)

@@ -36,7 +36,7 @@ import torch
 
 from opencon.config import RunConfig, to_dict, with_settings
 from opencon.data.benchmarks import Dataset, dataset_info, load_dataset
-from opencon.errors import ConfigError, OpenConError, RunError, require
+from opencon.errors import ConfigError, OpenConError, RunError, require, shown
 from opencon.experiments.callbacks import Callbacks
 from opencon.experiments.compare import INCIDENTAL, WEIGHTS, experiment
 from opencon.experiments.evaluate import check_measures, further_measures
@@ -48,6 +48,7 @@ from opencon.training.run_folder import RunFolder
 
 UNTOLD = {*INCIDENTAL, WEIGHTS}  # settings that a cell's name leaves out: where files lie, how a run is watched
 LONGEST_NAME = 150  # letters; file systems take 255 (ours)
+MOST_DIGITS, MOST_SEEDS = 19, 10_000  # of a seed, which is below 2^63; of a range of seeds, ours: nobody waits for more
 SPARE = 1.1  # ours: a cell is expected to take a tenth longer than those before it
 CURVE = ("all", "novel", "seen")  # of every evaluation on the way
 HEAVY = ("checkpoint.pt", "encoder.safetensors")  # of a run folder
@@ -145,11 +146,14 @@ def read_seeds(text: str) -> list[int]:
     seeds: list[int] = []
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")
-        require(
-            first.isdecimal() and (not dash or last.isdecimal()), f"--seeds {text!r} must look like 0-4, 0,3,7 or 5."
+        is_range = (
+            first.isdecimal() and (not dash or last.isdecimal()) and len(max(first, last, key=len)) <= MOST_DIGITS
         )
-        seeds += range(int(first), int(last or first) + 1)
-    require(bool(seeds) and len(set(seeds)) == len(seeds), f"--seeds {text!r} must name each seed once.")
+        require(is_range, f"--seeds {shown(text)} must look like 0-4, 0,3,7 or 5.")
+        its = range(int(first), int(last or first) + 1)
+        require(len(its) <= MOST_SEEDS, f"--seeds {shown(text)} names {len(its):,} seeds. Give at most {MOST_SEEDS:,}.")
+        seeds += its
+    require(bool(seeds) and len(set(seeds)) == len(seeds), f"--seeds {shown(text)} must name each seed once.")
     return seeds
 
 

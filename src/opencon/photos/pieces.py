@@ -128,12 +128,19 @@ def _local_files(path: Path) -> list[str]:
 
 
 def _remote_files(source: str) -> list[str]:
-    fs, path = _fsspec().core.url_to_fs(source)
     try:
+        fs, path = _fsspec().core.url_to_fs(source)
         found = [path] if fs.isfile(path) else sorted(fs.find(path))
-    except OSError as err:
-        raise DataError(f"cannot look into {source} ({err}).") from err
-    return [fs.unstrip_protocol(file) for file in found]
+        return [fs.unstrip_protocol(file) for file in found]
+    except OpenConError:
+        raise
+    except ImportError as err:
+        kind = source.partition("://")[0]
+        raise DataError(
+            f"addresses with {kind}:// need a package of their own, which is not installed ({err})."
+        ) from err
+    except Exception as err:  # remote stores raise errors of their own kinds
+        raise DataError(f"cannot look into {source} ({type(err).__name__}: {err}).") from err
 
 
 def _fsspec() -> Any:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from opencon.errors import DataError
-from opencon.report.figures import COLORS, INK, NOVEL, SEEN, blank_figure, save_png
+from opencon.report.figures import COLORS, INK, NOVEL, SEEN, blank_figure, label_of, save_png
 from opencon.report.paper_figures import choose_classes, confusion, project_classes
 
 PANEL = 4.6  # inches
@@ -57,19 +57,19 @@ def maps_figure(panels: Sequence[Panel], *, path: Path, number: int = 10, title:
                 marker="o" if c < num_seen else "^",
                 linewidths=0,
                 alpha=0.8,
-                label=panel.class_names[c],
+                label=label_of(panel.class_names[c]),
             )
             for i, c in enumerate(chosen)
         ]
         ax.axis("off")
-        ax.set_title(f"{panel.title}\n({how})", fontsize=11, color=INK)
+        ax.set_title(f"{label_of(panel.title)}\n({how})", fontsize=11, color=INK)
     if len(same[0]) == len(panels):
         legend = figure.legend(
             handles=handles, loc="lower center", ncols=min(5, len(handles)), frameon=False, fontsize=9
         )
         for text, c in zip(legend.get_texts(), chosen, strict=True):
             text.set_color(SEEN if c < num_seen else NOVEL)
-    figure.text(0.125, 0.97, title, fontsize=13, fontweight="bold", color=INK)
+    figure.text(0.125, 0.97, label_of(title), fontsize=13, fontweight="bold", color=INK)
     return save_png(figure, path, bbox_inches="tight", pad_inches=0.15)
 
 
@@ -86,8 +86,8 @@ def confusions_figure(panels: Sequence[Panel], *, path: Path, number: int = 10) 
         shares = counts[np.ix_(shown, shown)] / counts[shown].sum(axis=1, keepdims=True)
         ax.imshow(shares, cmap="Blues", vmin=0, vmax=1, interpolation="nearest")
         right = counts[: len(classes), : len(classes)].trace() / counts.sum()
-        ax.set_title(f"{panel.title}: {right:.1%}", fontsize=12, color=INK)
-        names = [class_names[c] for c in chosen]
+        ax.set_title(f"{label_of(panel.title)}: {right:.1%}", fontsize=12, color=INK)
+        names = [label_of(class_names[c]) for c in chosen]
         ax.set_xticks(range(len(chosen)), names, rotation=90, fontsize=8)
         ax.set_yticks(range(len(chosen)), names if at % MOST_IN_A_ROW == 0 else [""] * len(names), fontsize=8)
         for text, c in zip([*ax.get_xticklabels(), *ax.get_yticklabels()], [*chosen, *chosen], strict=True):

@@ -10,6 +10,7 @@ Nothing is ever written over. A name that a file system would not take is spelle
 from __future__ import annotations
 
 import csv
+import errno
 import io
 import json
 import os
@@ -119,7 +120,7 @@ def sort_photos(
                 (into / METADATA).write_bytes(_metadata(metadata).encode("utf-8", "surrogateescape"))
     except OSError as err:
         raise RunError(
-            f"stopped at {err.filename} ({err.strerror}). What was made so far is listed in {into / MANIFEST}; "
+            f"stopped at {err.filename or into} ({err.strerror}). What was made so far is listed in {into / MANIFEST}; "
             f"`opencon sort --undo {into}` takes it back."
         ) from err
     return {name: count for name, count in counts.items() if count}
@@ -174,6 +175,8 @@ def _numbered(stem: str, suffix: str) -> Iterator[str]:
 def _make(source: Path, target: Path, way: str) -> None:
     """One file; each of these ways fails where something is there already."""
     target.parent.mkdir(exist_ok=True)
+    if not source.is_file():  # a pipe would wait forever
+        raise FileNotFoundError(errno.ENOENT, "there is no such file any more", str(source))
     if way == "hardlink":
         os.link(source, target)
     elif way == "symlink":
