@@ -54,6 +54,7 @@ def elsewhere(tmp_path, monkeypatch):
         ("encoder.head_hidden=0", "encoder.head_hidden = 0 must lie between 1 and"),
         ("encoder.head_dim=99999999999", "encoder.head_dim = 99999999999 must lie between 2 and"),
         ("augment.size=99999999", "augment.size = 99999999 must lie between 8 and"),
+        ("augment.rand_ops=99999", "augment.rand_ops = 99999 must lie between 0 and 100"),
         ("data.image_size=99999999", "data.image_size = 99999999 must lie between 8 and"),
         ("train.lr=1e400", "train.lr = inf must be"),
         ("train.weight_decay=NaN", "train.weight_decay = nan must"),
