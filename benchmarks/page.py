@@ -156,7 +156,9 @@ def tortured() -> list[dict[str, Any]]:
 def seeds(claim: str) -> str:
     """The seeds on record, in words."""
     numbers = [str(one["numbers"]["seed"]) for one in runs(claim)]
-    return " and ".join([", ".join(numbers[:-1]), numbers[-1]] if len(numbers) > 1 else numbers)
+    if len(numbers) == 1:
+        return f"Seed {numbers[0]}"
+    return f"Seeds {', '.join(numbers[:-1])} and {numbers[-1]}"
 
 
 # --- the pages ----------------------------------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ from opencon.data.tables import read_table
 from opencon.errors import ConfigError, DataError, RunError
 from opencon.experiments.recipes import get_recipe, read_config
 from opencon.photos import discover as discovering
+from opencon.photos import set_aside
 from opencon.photos.discover import open_folder
 from opencon.photos.listing import typical_side
 from opencon.photos.names import _read_assignments, _read_rows
@@ -239,7 +240,7 @@ def test_a_picture_on_a_full_disk_is_a_sentence_and_leaves_nothing(tmp_path, mon
     assert list(tmp_path.iterdir()) == []
 
 
-def test_pictures_of_a_page_share_the_pixel_budget(monkeypatch):
+def test_all_who_decode_share_the_pixel_budget(monkeypatch, tmp_path):
     taken = []
 
     class Budget:
@@ -247,9 +248,13 @@ def test_pictures_of_a_page_share_the_pixel_budget(monkeypatch):
             taken.append(pixels)
             return contextlib.nullcontext()
 
-    monkeypatch.setattr(report_embed, "BUDGET", Budget())
+    for module in (report_embed, set_aside):
+        monkeypatch.setattr(module, "BUDGET", Budget())
     assert report_embed.jpeg(lambda: Image.new("RGB", (300, 20)), 64, 70)
-    assert taken == [6000]
+    noise = np.random.default_rng(0).integers(0, 255, (300, 20, 3), dtype=np.uint8)
+    Image.fromarray(noise).save(tmp_path / "a.png")
+    assert set_aside.shows_nothing(tmp_path / "a.png")
+    assert taken == [6000] * 3
 
 
 # --- numbers and addresses that nobody means ---------------------------------------------------------------------------

@@ -68,13 +68,13 @@ def jpeg(load: Callable[[], Image.Image | None], side: int, quality: int) -> byt
 
 def _small(image: Image.Image, side: int) -> Image.Image:
     """Upright, RGB on white, and no longer side than this."""
-    image = ImageOps.exif_transpose(image)
+    ImageOps.exif_transpose(image, in_place=True)  # no second copy: a picture may have 180 million pixels
     if image.mode.startswith("I"):  # 16 bits, which Pillow would clip
         image = Image.fromarray((np.asarray(image).clip(0, 65535) // 257).astype(np.uint8))
     if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:
         image = image.convert("RGBA")
         image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
-    image = image.convert("RGB")
+    image = image if image.mode == "RGB" else image.convert("RGB")
     image.thumbnail((side, side))
     return image
 
