@@ -273,6 +273,11 @@ def test_a_table_that_is_damaged_or_gone_is_written_again(features, model, tmp_p
     [
         ("embed.json", '{"shards": "5", "features": 24}', "does not say what was embedded"),
         ("embed.json", '{"shards": 5, "features": 24, "encoder": {}}', "does not say what was embedded"),
+        (
+            "embed.json",
+            '{"shards": 5, "features": 24, "asked_for": [], "encoder": {"encoder": "", "weights": "f", "image_size": 1}}',
+            "does not say what was embedded",
+        ),
         ("shards/00002.jsonl", b"\xff", r"00002.jsonl is damaged .*Delete 00002.done"),
         ("shards/00002.jsonl", b'{"nome": "a"}', r"00002.jsonl is damaged \(it holds something else"),
         ("shards/00002.jsonl", b'{"name": "a", "label": 3}', r"00002.jsonl is damaged \(it holds something else"),

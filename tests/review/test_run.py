@@ -87,6 +87,7 @@ def test_photos_that_were_moved_are_found_where_the_user_says(run, tmp_path):
         ("model.json", "[]", "JSON object"),
         ("model.json", "{}", "not a model"),
         ("model.json", '{"class_names": ["cat"], "classifier": {"num_seen": 1}}', "does not have"),
+        ("model.json", '{"class_names": ["cat"], "classifier": {"num_seen": 1}, "sha256": "\\ud800"}', "does not have"),
         ("model.json", '{"class_names": ["cat"], "classifier": {}}', "not a model"),
         ("model.json", '{"class_names": [3], "classifier": {"num_seen": 1}}', "not a model"),
         ("embeddings.npy", b"", "cannot read"),

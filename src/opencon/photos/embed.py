@@ -73,9 +73,10 @@ class Plan:
         """The plan that is there."""
         record = {"precision": "float32"} | RunFolder(out).read_json(PLAN)
         facts = record.get("encoder")
-        numbers = (record.get("shards"), record.get("features"))
-        is_plan = isinstance(facts, dict) and {"encoder", "weights", "image_size"} <= facts.keys()
-        if not is_plan or not all(type(number) is int and number >= 0 for number in numbers):
+        facts = facts if isinstance(facts, dict) else {}
+        texts = (facts.get("encoder"), facts.get("weights"), record.get("asked_for", ""))
+        numbers = (record.get("shards"), record.get("features"), facts.get("image_size"))
+        if not all(isinstance(text, str) for text in texts) or not all(type(n) is int and n >= 0 for n in numbers):
             raise RunError(f"{out / PLAN} is damaged: it does not say what was embedded. Embed into a new folder.")
         return cls(out, record)
 

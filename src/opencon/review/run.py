@@ -161,7 +161,7 @@ def _json(path: Path) -> dict[str, Any]:
 
 def _identity(rows: list[dict[str, str]], model: Mapping[str, Any]) -> str:
     """Of the photos, their order and their groups; names of groups may change without harm to what was decided."""
-    digest = hashlib.sha256(str(model.get("sha256")).encode())
+    digest = hashlib.sha256(str(model.get("sha256")).encode("utf-8", "backslashreplace"))
     for row in rows:
         digest.update(row["file"].encode("utf-8", "surrogateescape") + b"\0")
     return digest.hexdigest()[:16]
