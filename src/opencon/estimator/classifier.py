@@ -330,6 +330,10 @@ class OpenWorldClassifier(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Tran
         require(isinstance(self.lr, numbers.Real), f"lr = {self.lr!r} must be a number above zero.")
         is_known = isinstance(self.scale, (bool, np.bool_)) or (isinstance(self.scale, str) and self.scale == "auto")
         require(is_known, f'scale = {self.scale!r} must be True, False or "auto".')
+        require(
+            isinstance(self.encoder, (str, os.PathLike)),
+            f"encoder = {self.encoder!r} must be the name of an encoder, or the path of a finished run.",
+        )
         if is_all_labeled:
             warnings.warn(
                 "y has no unlabeled row (-1, or None among strings): there is nothing to discover, and no new group "

@@ -62,6 +62,7 @@ def joined(device: torch.device) -> Iterator[torch.device]:
     dist.init_process_group(backend, store=store, rank=number, world_size=size, timeout=PATIENCE)
     try:
         yield device
+        dist.barrier()  # all leave together: threads of one that still listens can be torn down by another's leaving
     except RuntimeError as err:
         if not _is_alone(err):
             raise
