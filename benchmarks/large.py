@@ -73,7 +73,8 @@ def make(root: Path, rows: int, device: torch.device, workers: Executor) -> npt.
     for one in written:
         one.result()
     (root / PIECES).write_text("")
-    (root / PLAN).write_text(json.dumps({"shards": len(starts), "features": FEATURES}))
+    encoder = {"encoder": MADE.name, "image_size": MADE.image_size, "weights": MADE.fingerprint}
+    (root / PLAN).write_text(json.dumps({"shards": len(starts), "features": FEATURES, "encoder": encoder}))
     return truth
 
 

@@ -128,6 +128,39 @@ def worst_piles(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return sorted((r for r in rows if r["best"] - r["all"] > 2), key=lambda r: r["all"] - r["best"])
 
 
+# --- the torture test ---------------------------------------------------------------------------------------------------
+
+TRIED = {
+    "kills": "kills, full disks and deleted folders at a file operation",
+    "settings": "settings that nobody means",
+    "tables": "tables of labels, lists and truth",
+    "arrays": "rows and labels for the estimator",
+    "images": "files that are called photos",
+    "weights": "files of weights",
+    "archives": "tars, Parquet files and archives of CIFAR",
+    "damage": "damaged files in folders that commands wrote",
+    "all": "**all**",
+}
+
+
+def tortured() -> list[dict[str, Any]]:
+    """What was tried and what was lost, summed over the seeds on record."""
+    tables = [{row["kind"]: row for row in one["numbers"]["kinds"]} for one in runs("torture")]
+    counts = ("tried", "tracebacks", "hangs", "otherwise")
+    return [
+        {"what": what} | {key: sum(table[kind][key] for table in tables) for key in counts}
+        for kind, what in TRIED.items()
+    ]
+
+
+def seeds(claim: str) -> str:
+    """The seeds on record, in words."""
+    numbers = [str(one["numbers"]["seed"]) for one in runs(claim)]
+    if len(numbers) == 1:
+        return f"Seed {numbers[0]}"
+    return f"Seeds {', '.join(numbers[:-1])} and {numbers[-1]}"
+
+
 # --- the pages ----------------------------------------------------------------------------------------------------------
 
 
@@ -151,6 +184,8 @@ def pages() -> dict[Path, str]:
         method_rows,
         seconds_alone,
         worst_piles,
+        tortured,
+        seeds,
     )
     jinja.globals |= {function.__name__: function for function in given} | {
         "measured_since": MEASURED_SINCE,

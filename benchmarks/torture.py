@@ -1,15 +1,17 @@
-"""Try to break opencon: hostile settings, tables, arrays, images and weights, damaged files, kills, full disks.
+"""Hostile settings, tables, arrays, images, archives and weights, damaged files, kills and full disks: what survives.
 
-python benchmarks/torture.py [--seed 0] [--share 1.0] [--only settings,kills]
+python benchmarks/torture.py [--seed 0] [--share 1.0] [--only settings,kills] [--quick]
 
 Every try is drawn from the seed. It survives if it works or ends with a sentence. It is lost if it ends with a traceback,
 takes longer than its time, or, after a kill or a full disk, the same command does not bring the result of an undisturbed
 run. Prints a table and the first failures of each kind; the exit code is 1 if any try was lost.
+
+A try that takes a minute of this process's own time, or ten minutes of the clock, counts as hanging: what else runs on the
+machine must not decide.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import csv
 import importlib
@@ -23,7 +25,9 @@ import shutil
 import signal
 import struct
 import sys
+import tarfile
 import tempfile
+import time
 import traceback
 import warnings
 from collections import Counter
@@ -35,9 +39,11 @@ import numpy as np
 import torch
 from PIL import Image
 
+from measure import Benchmark
 from opencon import cli
 from opencon.cli import base as cli_base
-from opencon.config import to_dict
+from opencon.config import DataConfig, to_dict
+from opencon.data.benchmarks import CIFAR_FILES, load_dataset
 from opencon.data.list_files import list_from_file
 from opencon.data.sources import read_images
 from opencon.encoders import ENCODERS
@@ -46,11 +52,17 @@ from opencon.errors import OpenConError
 from opencon.estimator import OpenWorldClassifier
 from opencon.experiments.recipes import get_recipe
 from opencon.methods import METHODS
+from opencon.photos.embed import decode_photo
 from opencon.photos.listing import check, find_photos, read_truth, typical_side
+from opencon.photos.pieces import pieces_of
+from opencon.review.log import DecisionLog
+from opencon.review.run import open_run
+from opencon.review.session import Session, replayed
 from opencon.training.run_folder import RunFolder
 
-SECONDS = 60  # for a try, before it counts as hanging; the slowest takes three on a free core
-SHOWN = 5  # failures of a kind that are printed
+SECONDS, OF_THE_CLOCK = 60, 600  # for a try, before it counts as hanging; the slowest takes three on a free core
+WAYS = (TRACEBACK, HANG, OTHERWISE) = ("tracebacks", "hangs", "otherwise")  # in which a try is lost
+SHOWN = 20  # failures of a kind that are printed
 # Both commands run in a folder that `world` has made, in about a second each.
 TRAIN = ["train", "--config", "run.toml", "--device", "cpu"]
 RUN = """
@@ -61,6 +73,10 @@ method = {name = "opencon"}
 train = {epochs = 2, batch_size = 8, save_seconds = 0}
 """
 DISCOVER = ["discover", "photos", "--novel", "2", "--size", "32", "--device", "cpu", "--cache", "cache"]
+EMBED = ["embed", "photos", "--size", "32", "--shard", "12", "--device", "cpu"]
+SWEEP = ["sweep", "kmeans/digits", "--vary", "split.labeled_ratio=0.4,0.5", "--device", "cpu"]
+# Of a discovery and of features that are there.
+ASSIGN = ["predict", "found", "--features", "features", "--device", "cpu"]
 
 
 class HangError(Exception):
@@ -68,17 +84,21 @@ class HangError(Exception):
 
 
 @contextlib.contextmanager
-def limited(seconds: int) -> Iterator[None]:
+def limited(seconds: float) -> Iterator[None]:
     def stop(number: int, frame: object) -> None:
         raise HangError
 
-    before = signal.signal(signal.SIGALRM, stop)
-    signal.alarm(seconds)
+    clocks = {signal.ITIMER_PROF: (signal.SIGPROF, seconds), signal.ITIMER_REAL: (signal.SIGALRM, OF_THE_CLOCK)}
+    before = {number: signal.signal(number, stop) for number, _ in clocks.values()}
+    for clock, (_, limit) in clocks.items():
+        signal.setitimer(clock, limit)
     try:
         yield
     finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)
+        for clock in clocks:
+            signal.setitimer(clock, 0)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 class Tally:
@@ -86,41 +106,52 @@ class Tally:
 
     def __init__(self) -> None:
         self.tried: Counter[str] = Counter()
-        self.lost: dict[str, list[str]] = {}
+        self.lost: dict[str, list[tuple[str, str]]] = {}  # by kind: how, and the whole story
 
     def run(self, kind: str, what: str, attempt: Callable[[], object]) -> None:
         """One try. It may return a text: why it is lost."""
         self.tried[kind] += 1
-        why: object = None
         with warnings.catch_warnings(), open(os.devnull, "w") as nowhere:
             warnings.simplefilter("ignore")
             with contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere):
                 try:
                     with limited(SECONDS):
                         why = attempt()
+                    if why:
+                        self.lose(kind, OTHERWISE, f"{what[:150]}: {why}")
                 except OpenConError:
                     pass
                 except HangError:
-                    why = f"takes more than {SECONDS} s"
+                    self.lose(kind, HANG, f"{what[:150]}: takes more than {SECONDS} s")
                 except BaseException as err:
                     if isinstance(err, KeyboardInterrupt):
                         raise
                     last = traceback.extract_tb(err.__traceback__)[-1]
                     why = f"{type(err).__name__}: {str(err)[:150]} ({Path(last.filename).name}:{last.lineno})"
-        if why:
-            self.lost.setdefault(kind, []).append(f"{what[:150]}: {why}")
+                    self.lose(kind, TRACEBACK, f"{what[:150]}: {why}")
+
+    def lose(self, kind: str, how: str, story: str) -> None:
+        """Count a try as lost."""
+        self.lost.setdefault(kind, []).append((how, story))
+
+    def table(self) -> list[dict[str, Any]]:
+        """A row for each kind, and one for all."""
+        rows = []
+        for kind, tried in self.tried.items():
+            how = Counter(way for way, _ in self.lost.get(kind, []))
+            rows.append({"kind": kind, "tried": tried, "survived": tried - how.total()} | {w: how[w] for w in WAYS})
+        return [*rows, {"kind": "all"} | {key: sum(row[key] for row in rows) for key in ("tried", "survived", *WAYS)}]
 
     def show(self) -> int:
-        print(f"{'kind':<12}{'tried':>8}{'survived':>10}{'lost':>7}")
-        for kind, tried in self.tried.items():
-            lost = len(self.lost.get(kind, []))
-            print(f"{kind:<12}{tried:>8}{tried - lost:>10}{lost:>7}")
-        tried, lost = self.tried.total(), sum(map(len, self.lost.values()))
-        print(f"{'all':<12}{tried:>8}{tried - lost:>10}{lost:>7}")
-        for kind, lines in self.lost.items():
-            for line in lines[:SHOWN]:
-                print(f"lost, {kind}: {line}")
-        return lost
+        """Print the table and the first stories of each kind. How many were lost."""
+        rows = self.table()
+        print(f"{'kind':<10}" + "".join(f"{key:>12}" for key in list(rows[0])[1:]))
+        for row in rows:
+            print(f"{row['kind']:<10}" + "".join(f"{number:>12}" for number in list(row.values())[1:]))
+        for kind, stories in self.lost.items():
+            for how, story in stories[:SHOWN]:
+                print(f"lost, {kind}, {how}: {story}")
+        return int(rows[-1]["tried"] - rows[-1]["survived"])
 
 
 def command(*words: object) -> Callable[[], object]:
@@ -426,6 +457,79 @@ def weights(tally: Tally, rng: random.Random, folder: Path, share: float) -> Non
         tally.run("weights", f"{suffix} {(content or b'')[:20]!r}", lambda s=suffix, c=content: attempt(s, c))
 
 
+# --- archives ---------------------------------------------------------------------------------------------------------
+
+
+def tar_bytes(rng: random.Random) -> bytes:
+    """A tar of photos and labels, as WebDataset writes them, with what does not belong there."""
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode=rng.choice(["w", "w", "w:gz", "w:xz"])) as tar:
+        for number in range(rng.randrange(5)):
+            name = rng.choice(
+                [
+                    f"{number}.png",
+                    f"{number}.cls",
+                    "../../up.png",
+                    "/root.png",
+                    "cifar-100-python/train",
+                    "x" * 300 + ".png",
+                    ".png",
+                ]
+            )
+            member, content = tarfile.TarInfo(name), image_bytes(rng)
+            member.type = rng.choice(
+                [tarfile.REGTYPE] * 6 + [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE, tarfile.CHRTYPE]
+            )
+            member.linkname, member.size = "/etc/passwd", len(content) if member.isreg() else 0
+            if rng.random() < 0.2:
+                member.pax_headers = {rng.choice(["size", "path", "mtime", "GNU.sparse.major", "GNU.sparse.map"]): "-1"}
+            tar.addfile(member, io.BytesIO(content))
+    return out.getvalue()
+
+
+def parquet_bytes(rng: random.Random) -> bytes:
+    """A table of photos with labels, or with columns of other kinds. Nothing where pyarrow is not installed."""
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ImportError:
+        return b"PAR1"
+    number = rng.randrange(5)
+    column = rng.choice(["image", "jpg", "picture", "bytes"])
+    kinds: list[list[Any]] = [
+        [image_bytes(rng) for _ in range(number)],
+        [{"bytes": image_bytes(rng), "path": f"{i}.png"} for i in range(number)],
+        [None] * number,
+        list(range(number)),
+        ["text"] * number,
+    ]
+    out = io.BytesIO()
+    labels = [rng.choice([None, 3, -(2**63)]) for _ in range(number)]
+    parquet.write_table(pyarrow.table({column: rng.choice(kinds), "label": labels}), out, row_group_size=2)
+    return out.getvalue()
+
+
+def archives(tally: Tally, rng: random.Random, folder: Path, share: float) -> None:
+    """Tars and Parquet files of photos, and archives of CIFAR."""
+    folder.mkdir()
+
+    def attempt(name: str, content: bytes) -> object:
+        path = folder / name
+        path.unlink(missing_ok=True)
+        os.mkfifo(path) if content == b"" else path.write_bytes(content)
+        if name.endswith(".gz"):
+            load_dataset(DataConfig(name="cifar100", root=str(folder)))
+            return None
+        found = [decode_photo(photo, 16) for piece in pieces_of(str(path), 10) for photo in piece.photos()]
+        return None if all(isinstance(one, (str, np.ndarray)) for one in found) else "neither read nor named"
+
+    for _ in range(int(240 * share)):
+        name = rng.choice(["a.tar", "a.tar", "a.parquet", CIFAR_FILES["cifar100"].archive])
+        content = parquet_bytes(rng) if name.endswith(".parquet") else tar_bytes(rng)
+        content = b"" if rng.random() < 0.05 else harmed(content, rng) if rng.random() < 0.7 else content
+        tally.run("archives", f"{name} {content[:20]!r}", lambda name=name, content=content: attempt(name, content))
+
+
 # --- files of runs and discoveries ------------------------------------------------------------------------------------
 
 
@@ -437,7 +541,7 @@ def world(folder: Path, rng: random.Random) -> None:
 
 
 def made(folder: Path, rng: random.Random) -> None:
-    """A finished run, one that is not finished, and a discovery, in the current folder."""
+    """One folder of every kind that commands write, in the current folder: whole ones, and some that were stopped."""
     world(folder, rng)
     (folder / "names.csv").write_text("group,name\nnew-1,-first\n")
     command(*TRAIN, "--out", "run")()
@@ -445,41 +549,93 @@ def made(folder: Path, rng: random.Random) -> None:
     for name in ("result.json", "encoder.safetensors"):
         (folder / "half" / name).unlink()
     command(*DISCOVER, "--out", "found")()
-    assert (folder / "run/result.json").is_file()
-    assert (folder / "found/result.json").is_file()
+    command(*EMBED, "--out", "features")()
+    command(*ASSIGN, "--out", "tables")()
+    state = replayed(Path("found"))
+    log = DecisionLog(folder / "found/review", state.run.identity, len(state.run.files))
+    for asked in ({"do": "move", "photos": [0, 5], "to": 2}, {"do": "name", "group": 2, "name": "one"}, {"do": "undo"}):
+        state.apply(log.append(state.complete(asked)))
+    log.close()
+    command("sort", "found", "--into", "sorted")()
+    command(*SWEEP, "--out", "swept")()
+    for name in ("run/result.json", "found/result.json", "features/embed.json", "tables/counts.json"):
+        assert (folder / name).is_file(), name
+    assert (folder / "sorted/sorted.jsonl").is_file()
+    assert (folder / "swept/results.json").is_file()
+
+
+def reviewed() -> None:
+    """What `opencon review` does before it listens, and what its page asks for first."""
+    session = Session(open_run(Path("found")))
+    try:
+        json.dumps(session.overview())
+        session.positions()
+    finally:
+        session.close()
+
+
+def readers() -> dict[str, list[tuple[str, Callable[[], object]]]]:
+    """For each folder, the commands that read it."""
+    sampled = ["--features", "features", "--device", "cpu"]
+    typed: dict[str, list[list[str]]] = {
+        "run": [
+            ["evaluate", "run", "--device", "cpu"],
+            ["compare", "run"],
+            [*TRAIN, "--out", "run"],
+            ["discover", "photos", "--encoder", "run", "--device", "cpu", "--dry-run"],
+            ["predict", "run", "photos/unlabeled/x/1.png", "--device", "cpu"],
+            ["export", "run", "--out", "away", "--no-onnx"],
+        ],
+        "half": [["evaluate", "half", "--device", "cpu"], [*TRAIN, "--out", "half"]],
+        "found": [
+            ["predict", "found", "photos/unlabeled/x/1.png", "--device", "cpu"],
+            ["name", "found", "names.csv"],
+            ["export", "found", "--out", "away", "--no-onnx"],
+            [*DISCOVER, "--out", "found", "--dry-run"],
+            [*ASSIGN, "--out", "away"],
+            ["sort", "found", "--table", "away.csv"],
+        ],
+        "features": [
+            [*EMBED, "--out", "features"],
+            ["discover", *sampled, "--dry-run"],
+            ["count", *sampled],
+            [*ASSIGN, "--out", "away"],
+        ],
+        "tables": [[*ASSIGN, "--out", "tables"]],
+        "sorted": [["sort", "--undo", "sorted"], ["sort", "found", "--into", "sorted"]],
+        "swept": [["sweep", "--out", "swept"], [*SWEEP, "--out", "swept", "--format", "json"], ["compare", "swept"]],
+    }
+    found = {name: [(words[0], command(*words)) for words in many] for name, many in typed.items()}
+    found["found"].append(("review", reviewed))
+    return found
 
 
 def damage(tally: Tally, rng: random.Random, folder: Path, share: float) -> None:
-    """Every file of a run and of a discovery, damaged, and every command that reads it."""
+    """Every file of every folder that commands write, damaged, and every command that reads it."""
     folder.mkdir()
     with contextlib.chdir(folder):
         with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             made(folder, rng)
-        commands: dict[str, list[list[object]]] = {
-            "run": [["evaluate", "run", "--device", "cpu"], ["compare", "run"], [*TRAIN, "--out", "run"]],
-            "half": [["evaluate", "half", "--device", "cpu"], [*TRAIN, "--out", "half"]],
-            "found": [
-                ["predict", "found", "photos/unlabeled/x/1.png", "--device", "cpu"],
-                ["name", "found", "names.csv"],
-                ["export", "found", "--out", "away", "--no-onnx"],
-                [*DISCOVER, "--out", "found", "--dry-run"],
-            ],
-        }
-        commands["run"].append(["discover", "photos", "--encoder", "run", "--device", "cpu", "--dry-run"])
-        tries = [(n, f.name, words) for n, list_of in commands.items() for f in Path(n).iterdir() for words in list_of]
-        for _ in range(int(640 * share)):
-            name, file, words = rng.choice(tries)
+        tries = [
+            (name, path, word, attempt)
+            for name, many in readers().items()
+            for path in sorted(Path(name).rglob("*"))
+            if path.is_file() and path.suffix != ".png"
+            for word, attempt in many
+        ]
+        for _ in range(int(800 * share)):
+            name, path, word, attempt = rng.choice(tries)
             shutil.copytree(name, "kept")
-            path = Path(name, file)
             if rng.random() < 0.05:
                 path.unlink()
                 os.mkfifo(path)
             else:
                 path.write_bytes(harmed(path.read_bytes(), rng))
-            tally.run("damage", f"{file} before {words[0]} {name} {path.stat().st_size}", command(*words))
-            shutil.rmtree(name)
-            shutil.rmtree("away", ignore_errors=True)
+            tally.run("damage", f"{path} before {word}, {path.stat().st_size} bytes", attempt)
+            for left in (name, "away"):
+                shutil.rmtree(left, ignore_errors=True)
+            Path("away.csv").unlink(missing_ok=True)
             os.rename("kept", name)
 
 
@@ -533,7 +689,8 @@ def _forked(
                             harm()
 
             sys.addaudithook(hook)
-            signal.alarm(2 * SECONDS)
+            signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # of `fill_disk`; here, because only the main thread may
+            signal.alarm(OF_THE_CLOCK)
             cli.main(words)
         except SystemExit as stop:
             code = int(stop.code or 0)
@@ -549,12 +706,15 @@ def _forked(
 
 def fill_disk() -> None:
     """From now on, files of this process cannot grow: each write fails, as on a full disk, whoever writes."""
-    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
 
 
 def result_of(out: Path) -> object:
-    """What must be the same after a kill: the weights of a run, the table of a discovery."""
+    """What must be the same after a kill: the weights of a run, the table of a discovery, features, tables and counts."""
+    if (out / "embed.json").is_file():
+        return [(p.name, p.read_bytes()) for p in sorted((out / "shards").iterdir())]
+    if (out / "counts.json").is_file():
+        return [(p.name, p.read_bytes()) for p in sorted(out.iterdir())]
     if (out / "assignments.csv").is_file():
         return list(csv.reader((out / "assignments.csv").open(errors="surrogateescape")))
     tensors = RunFolder(out).load_checkpoint()["method"]
@@ -567,7 +727,10 @@ def kills(tally: Tally, rng: random.Random, folder: Path, share: float) -> None:
     folder.mkdir()
     with contextlib.chdir(folder):
         world(folder, rng)
-        for words in (TRAIN, DISCOVER):
+        for words in ([*DISCOVER, "--out", "found"], [*EMBED, "--out", "features"]):
+            code, said, _ = in_child(words, folder, 0, None)
+            assert code == 0, said
+        for words in (TRAIN, DISCOVER, EMBED, ASSIGN):
             out = folder / "whole" / words[0]
             code, said, touched = in_child([*words, "--out", str(out)], out, 0, None)
             assert code == 0, said
@@ -576,7 +739,7 @@ def kills(tally: Tally, rng: random.Random, folder: Path, share: float) -> None:
 
             def attempt(
                 how: str, at: int, words: list[str] = words, again: Path = again, expected: object = expected
-            ) -> object:
+            ) -> tuple[str, str] | None:
                 shutil.rmtree(again, ignore_errors=True)
                 harm = {
                     "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
@@ -585,38 +748,48 @@ def kills(tally: Tally, rng: random.Random, folder: Path, share: float) -> None:
                 }[how]
                 typed = [*words, "--out", str(again)]
                 code, said, _ = in_child(typed, again, at, harm)
-                if "Traceback" in said or "enforce fail" in said or code in (99, -signal.SIGALRM):
-                    return f"{code}: {said.strip()[-300:]}"
+                if code == -signal.SIGALRM:
+                    return HANG, "hangs"
+                if "Traceback" in said or "enforce fail" in said or code == 99:
+                    return TRACEBACK, f"{code}: {said.strip()[-300:]}"
                 if how != "kill" and code not in (0, 2):
-                    return f"exit code {code}: {said.strip()[-300:]}"
+                    return OTHERWISE, f"exit code {code}: {said.strip()[-300:]}"
                 code, said, _ = in_child(typed, again, 0, None)
                 if code != 0:
-                    return f"the same command then ends with {code}: {said.strip()[-300:]}"
-                return None if result_of(again) == expected else "another result than the undisturbed one"
+                    return OTHERWISE, f"the same command then ends with {code}: {said.strip()[-300:]}"
+                is_same = result_of(again) == expected
+                return None if is_same else (OTHERWISE, "another result than the undisturbed one")
 
             moments = [(how, at) for how in ("kill", "disk", "deleted") for at in range(1, touched + 1)]
-            for how, at in rng.sample(moments, min(len(moments), int(60 * share))):
+            for how, at in rng.sample(moments, min(len(moments), int(50 * share))):
                 tally.tried["kills"] += 1
-                if why := attempt(how, at):
-                    tally.lost.setdefault("kills", []).append(f"{words[0]}, {how} at file operation {at}: {why}")
+                if lost := attempt(how, at):
+                    tally.lose("kills", lost[0], f"{words[0]}, {how} at file operation {at}: {lost[1]}")
 
 
 KINDS = {"kills": kills, "settings": settings, "tables": tables, "arrays": arrays, "images": images, "weights": weights}
-KINDS |= {"damage": damage}  # kills come first: they fork, which a process with threads of torch should not
+KINDS |= {
+    "archives": archives,
+    "damage": damage,
+}  # kills come first: they fork, which a process with threads of torch should not
 
 
-def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--share", type=float, default=1.0, help="of the tries")
-    parser.add_argument("--only", default=",".join(KINDS))
-    args = parser.parse_args(argv)
+def main() -> int:
+    benchmark = Benchmark(__doc__)
+    benchmark.add_argument("--seed", type=int, default=0)
+    benchmark.add_argument("--share", type=float, default=1.0, help="of the tries")
+    benchmark.add_argument("--only", default=",".join(KINDS))
+    args = benchmark.begin()
+    share = args.share * (0.05 if args.quick else 1)
     os.environ["OPENCON_KEEP_MEMORY"] = "0"
     torch.set_num_threads(1)
-    tally = Tally()
+    tally, began = Tally(), time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         for kind in args.only.split(","):
-            KINDS[kind](tally, random.Random(f"{args.seed} {kind}"), Path(folder).resolve() / kind, args.share)
+            print(f"{time.perf_counter() - began:.0f} s: {kind}", file=sys.stderr, flush=True)
+            KINDS[kind](tally, random.Random(f"{args.seed} {kind}"), Path(folder).resolve() / kind, share)
+    numbers = {"seed": args.seed, "kinds": tally.table(), "seconds": time.perf_counter() - began, "n": 1}
+    benchmark.save(numbers, torch.device("cpu"))
     return tally.show()
 
 

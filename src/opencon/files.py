@@ -62,7 +62,9 @@ def _reason(path: Path, err: Exception) -> str:
     if not os.path.isdir(path.parent):
         return "its folder is gone"
     # torch begins with a line of its own source code, which helps nobody.
-    return getattr(err, "strerror", None) or ("torch could not write it" if "enforce fail" in words else _first(words))
+    return getattr(err, "strerror", None) or (
+        "torch could not write it; the disk may be full" if "enforce fail" in words else _first(words)
+    )
 
 
 def _first(words: str) -> str:

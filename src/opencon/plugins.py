@@ -36,7 +36,7 @@ def import_file(path: str | Path) -> Origin:
     """Import a plugin file. The same file is imported once; after a change it takes its own place."""
     path = Path(path).expanduser()
     try:
-        content = path.read_bytes()
+        content = read_file(path)
     except OSError as err:
         raise ConfigError(f"--import {path}: the file cannot be read ({err.strerror}).") from err
     origin = Origin("file", str(path.resolve()), hashlib.sha256(content).hexdigest())
@@ -149,7 +149,7 @@ def recall(folder: Path) -> None:
         path = Path(place)
         if not path.is_file():
             raise MissingPluginError(f"{needs} from {place}, and that file is gone. Give it with --import FILE.")
-        if hashlib.sha256(path.read_bytes()).hexdigest() != origin.checksum:
+        if hashlib.sha256(read_file(path)).hexdigest() != origin.checksum:
             raise MissingPluginError(f"{needs} from {place}, which has changed since. To use it as it is now, {again}.")
         if origin.checksum not in _imported():
             raise MissingPluginError(f"{needs} from {place}. You have never imported that file: to trust it, {again}.")

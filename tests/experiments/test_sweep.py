@@ -101,6 +101,24 @@ def test_data_that_can_be_fetched_need_not_be_there(tmp_path, monkeypatch):
     assert fetched == [("cifar100", True)]
 
 
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("sweep.json", "{}"),
+        ("sweep.json", '{"cells": ["digits"]}'),
+        ("sweep.json", '{"cells": [{"recipe": "digits", "seed": "x", "settings": [], "also": []}]}'),
+        ("results.json", "{}"),
+        ("results.json", '{"cells": {"digits-seed0": 3}}'),
+        ("results.json", '{"cells": {"digits-seed0": {"state": "done", "recipe": "digits", "result": {}}}}'),
+    ],
+)
+def test_a_damaged_sweep_is_said(tmp_path, fake, name, content):
+    Sweep.made(tmp_path, cross(["digits"])).run(CPU)
+    (tmp_path / name).write_text(content)
+    with pytest.raises(RunError, match=f"{name} is damaged"):
+        Sweep.opened(tmp_path).left()
+
+
 def test_finished_cells_are_not_repeated_even_without_their_folders(tmp_path, fake):
     Sweep.made(tmp_path, cross(["digits"], seeds=[0, 1])).run(CPU)
     assert len(fake) == 2

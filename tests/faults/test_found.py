@@ -1,5 +1,6 @@
 """What a torture test has found once, each as a user would meet it."""
 
+import contextlib
 import csv
 import io
 import os
@@ -8,6 +9,7 @@ import sys
 import tarfile
 from pathlib import Path
 
+import fsspec
 import numpy as np
 import pytest
 from PIL import Image
@@ -19,12 +21,20 @@ from opencon.data.tables import read_table
 from opencon.errors import ConfigError, DataError, RunError
 from opencon.experiments.recipes import get_recipe, read_config
 from opencon.photos import discover as discovering
+from opencon.photos import set_aside
 from opencon.photos.discover import open_folder
 from opencon.photos.listing import typical_side
 from opencon.photos.names import _read_assignments, _read_rows
+from opencon.photos.pieces import pieces_of
 from opencon.photos.run_model import is_run
+from opencon.report import embed as report_embed
+from opencon.report.figures import blank_figure, embedding_figure, save_png
+from opencon.report.paper_figures import class_figure, confusion_figure
+from opencon.report.side_by_side import Panel, confusions_figure, maps_figure
+from opencon.report.sweep_chart import sweep_chart
 from opencon.report.table import PhotoRow, PhotoTable, as_text, from_text
 from opencon.review.run import open_run
+from opencon.review.take import Taken, sort_photos
 from tests.test_cli import opencon, refused
 
 ROOT = Path(__file__).parents[2]
@@ -45,6 +55,7 @@ def elsewhere(tmp_path, monkeypatch):
         ("encoder.head_hidden=0", "encoder.head_hidden = 0 must lie between 1 and"),
         ("encoder.head_dim=99999999999", "encoder.head_dim = 99999999999 must lie between 2 and"),
         ("augment.size=99999999", "augment.size = 99999999 must lie between 8 and"),
+        ("augment.rand_ops=99999", "augment.rand_ops = 99999 must lie between 0 and 100"),
         ("data.image_size=99999999", "data.image_size = 99999999 must lie between 8 and"),
         ("train.lr=1e400", "train.lr = inf must be"),
         ("train.weight_decay=NaN", "train.weight_decay = nan must"),
@@ -199,6 +210,89 @@ def test_memory_that_is_not_there_is_a_sentence(capsys, monkeypatch):
             cli.main([])
         assert stop.value.code == 2
         assert "not enough memory" in capsys.readouterr().err
+
+
+ODD = ("caf\udce9", "a$b$ $\\frac{1", "_background", "\u202e=1")
+
+
+def test_odd_class_names_are_drawn_as_they_are(tmp_path):
+    rng, truth = np.random.default_rng(0), np.arange(4).repeat(3)
+    z, predicted = rng.normal(size=(12, 5)), rng.permutation(truth)
+    given = {"num_seen": 2, "class_names": ODD, "title": ODD[0], "path": tmp_path / "a.png"}
+    embedding_figure(z, truth, predicted, None, threshold=None, **given)
+    class_figure(z, truth, **given)
+    confusion_figure(predicted, truth, **given)
+    panel = Panel(title=ODD[1], z=z, truth=truth, num_seen=2, class_names=dict(enumerate(ODD)), predicted=predicted)
+    maps_figure([panel], path=tmp_path / "b.png")
+    confusions_figure([panel], path=tmp_path / "c.png")
+    sweep_chart(
+        {name: [(name, 1.0, 0.1)] for name in ODD}, x_title="x", y_title="y", title=ODD[2], path=tmp_path / "d.png"
+    )
+
+
+def test_a_picture_on_a_full_disk_is_a_sentence_and_leaves_nothing(tmp_path, monkeypatch):
+    def full(path, content):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(RunError, match=r"a.png: the disk is full"):
+        save_png(blank_figure((1, 1)), tmp_path / "a.png")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_all_who_decode_share_the_pixel_budget(monkeypatch, tmp_path):
+    taken = []
+
+    class Budget:
+        def take(self, pixels):
+            taken.append(pixels)
+            return contextlib.nullcontext()
+
+    for module in (report_embed, set_aside):
+        monkeypatch.setattr(module, "BUDGET", Budget())
+    assert report_embed.jpeg(lambda: Image.new("RGB", (300, 20)), 64, 70)
+    noise = np.random.default_rng(0).integers(0, 255, (300, 20, 3), dtype=np.uint8)
+    Image.fromarray(noise).save(tmp_path / "a.png")
+    assert set_aside.shows_nothing(tmp_path / "a.png")
+    assert taken == [6000] * 3
+
+
+# --- numbers and addresses that nobody means ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["sweep", "digits", "--seeds", "1" * 5000], r"(5,002 characters) must look like"),
+        (["sweep", "digits", "--seeds", "0-999999999999"], "names 1,000,000,000,000 seeds"),
+        (["sweep", "digits", "--minutes", "nan"], "--minutes nan must be a number of minutes"),
+        (["sweep", "digits", "--at-once", "100000"], "--at-once 100000 must lie between 1 and 1000"),
+        (["paper", "main", "--minutes", "inf"], "--minutes inf must be a number of minutes"),
+        (["embed", "photos", "--out", "out", "--workers", "100000"], "--workers 100000 between 1 and 1000"),
+        (["embed", "nothing://a", "--out", "out"], "cannot look into nothing://a (ValueError: Protocol not known"),
+    ],
+)
+def test_what_nobody_means_is_refused(capsys, words, why):
+    assert why in refused(capsys, *words)
+
+
+def test_an_address_whose_package_is_missing_is_said(monkeypatch):
+    def missing(source):
+        raise ImportError("Install s3fs to access S3")
+
+    monkeypatch.setattr(fsspec.core, "url_to_fs", missing)
+    with pytest.raises(DataError, match=r"addresses with s3:// need a package of their own.*Install s3fs"):
+        pieces_of("s3://bucket/photos", 8)
+
+
+def test_a_pipe_as_plugin_or_photo_is_not_waited_for(capsys, tmp_path):
+    os.mkfifo(tmp_path / "a.py")
+    assert "a.py: the file cannot be read (it is not a regular file)" in refused(
+        capsys, "train", "digits", "--import", "a.py", "--dry-run"
+    )
+    os.mkfifo(tmp_path / "a.jpg")
+    with pytest.raises(RunError, match=r"stopped at .*a.jpg \(there is no such file any more"):
+        sort_photos([Taken("a.jpg", "cat", False)], tmp_path, tmp_path / "out")
 
 
 # --- archives ---------------------------------------------------------------------------------------------------------

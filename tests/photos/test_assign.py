@@ -4,6 +4,7 @@ import csv
 import io
 import itertools
 import json
+import shutil
 import tarfile
 from concurrent.futures import ThreadPoolExecutor
 
@@ -51,7 +52,9 @@ def features(tmp_path_factory):
         done = {"photos": len(records), "readable": len(part), "bytes": sizes, "sha256": {}}
         (folder / SHARDS / f"{k:05}.done").write_text(json.dumps(done))
     (folder / PIECES).write_text("")
-    (folder / PLAN).write_text(json.dumps({"shards": 5, "features": 24, "encoder": {"weights": "f"}}))
+    (folder / PLAN).write_text(
+        json.dumps({"shards": 5, "features": 24, "encoder": {"encoder": "made", "image_size": 1, "weights": "f"}})
+    )
     return Embedded.open(folder)
 
 
@@ -253,3 +256,57 @@ def test_an_estimator_reads_shards_as_they_lie(embedded):
     for photos, rows in shards:
         assert isinstance(rows, np.memmap)
         assert len(estimator.predict(rows)) == len(photos)
+
+
+def test_a_table_that_is_damaged_or_gone_is_written_again(features, model, tmp_path):
+    counts = assign(features, model, tmp_path)
+    tables = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    (tmp_path / "00001.json").write_text("[")
+    (tmp_path / "00002.json").write_text('{"a": null}')
+    (tmp_path / "00003.csv").unlink()
+    assert assign(features, model, tmp_path) == counts
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == tables
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "why"),
+    [
+        ("embed.json", '{"shards": "5", "features": 24}', "does not say what was embedded"),
+        ("embed.json", '{"shards": 5, "features": 24, "encoder": {}}', "does not say what was embedded"),
+        (
+            "embed.json",
+            '{"shards": 5, "features": 24, "asked_for": [], "encoder": {"encoder": "", "weights": "f", "image_size": 1}}',
+            "does not say what was embedded",
+        ),
+        ("shards/00002.jsonl", b"\xff", r"00002.jsonl is damaged .*Delete 00002.done"),
+        ("shards/00002.jsonl", b'{"nome": "a"}', r"00002.jsonl is damaged \(it holds something else"),
+        ("shards/00002.jsonl", b'{"name": "a", "label": 3}', r"00002.jsonl is damaged \(it holds something else"),
+        ("shards/00002.jsonl", b'{"name": "a"}', r"it has 1 photos that can be read, and not as many features"),
+        ("shards/00002.npy", b"\x93NUMPY", r"00002.npy is damaged"),
+        ("shards/00002.npy", np.zeros((181, 3), np.float32), "not rows of 24 features"),
+        ("shards/00002.npy", np.zeros((181, 24), np.int32), "not rows of 24 features"),
+    ],
+)
+def test_damaged_features_are_said(features, model, tmp_path, file, content, why):
+    shutil.copytree(features.plan.out, tmp_path / "features")
+    path = tmp_path / "features" / file
+    if isinstance(content, np.ndarray):
+        np.save(path, content)
+    else:
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
+    done = tmp_path / "features/shards/00002.done"
+    record = json.loads(done.read_text())
+    record["bytes"] = {kind: done.with_suffix(f".{kind}").stat().st_size for kind in ("npy", "jsonl")}
+    done.write_text(json.dumps(record))
+    with pytest.raises(RunError, match=why):
+        drawn(Embedded.open(tmp_path / "features"), 400)
+    with pytest.raises(RunError, match=why):
+        assign(Embedded.open(tmp_path / "features"), model, tmp_path / "out")
+
+
+def test_a_marker_that_is_damaged_is_none(features, tmp_path):
+    shutil.copytree(features.plan.out, tmp_path / "features")
+    done = tmp_path / "features/shards/00002.done"
+    done.write_text(json.dumps(json.loads(done.read_text()) | {"photos": [3]}))
+    with pytest.raises(RunError, match="1 of 5 shards"):
+        Embedded.open(tmp_path / "features")

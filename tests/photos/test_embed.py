@@ -1,5 +1,6 @@
 """Features in shards: every source, workers that die, damaged photos, and what reads them."""
 
+import errno
 import hashlib
 import io
 import json
@@ -19,7 +20,7 @@ from PIL import Image
 
 from opencon.errors import DataError, RunError
 from opencon.photos import embed
-from opencon.photos.embed import Embedded, make_plan, work
+from opencon.photos.embed import Embedded, Plan, make_plan, work
 from opencon.photos.features import Extractor, FeatureSettings, photo_features
 from opencon.photos.pieces import pieces_of
 from tests.test_cli import works
@@ -145,6 +146,22 @@ def test_parquet_with_bytes_of_images(tmp_path, extractor):
     assert embedded.problems == [("none.png", "has no bytes in its row")]
 
 
+def test_a_damaged_parquet_file_is_a_row_with_a_reason(tmp_path, extractor):
+    pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    path = tmp_path / "a.parquet"
+    parquet.write_table(pa.table({"image": [picture(0)], "label": ["cat"]}), path)
+    pieces = pieces_of(str(path), 8)
+    path.write_bytes(path.read_bytes()[:-40])
+    (photo,) = pieces[0].photos()
+    assert (photo.name, photo.content) == ("a.parquet#0", None)
+    assert photo.error.startswith("cannot be read (ArrowInvalid")
+    with pytest.raises(DataError, match="cannot be read as Parquet"):
+        pieces_of(str(path), 8)
+    parquet.write_table(pa.table({"pixels": [1]}), path)
+    with pytest.raises(DataError, match="has no column of images"):
+        pieces_of(str(path), 8)
+
+
 def test_an_address_is_read_through_fsspec(tmp_path, extractor):
     memory = pytest.importorskip("fsspec").filesystem("memory")
     for i in range(3):
@@ -183,6 +200,32 @@ def test_claims_keep_workers_apart_and_end_with_them(photos, tmp_path, extractor
     assert [plan.is_done(k) for k in range(3)] == [False, True, True]
     plan.file(0, "claim").unlink()
     assert work(plan, extractor) == 0
+
+
+def test_a_claim_has_its_content_or_is_not_there(photos, tmp_path, extractor, monkeypatch):
+    """Nobody could tell whose an empty one is: its shard would be left alone for minutes."""
+    plan = make_plan(str(photos), extractor, tmp_path / "out", size=8)
+
+    def refuse(*paths):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as full:
+        full.setattr(os, "link", refuse)
+        full.setattr(os, "replace", refuse)
+        with pytest.raises(RunError, match="the disk is full"):
+            work(plan, extractor)
+    assert list((plan.out / "shards").iterdir()) == []
+    monkeypatch.setattr(os, "link", refuse)  # a file system without links
+    assert work(plan, extractor) == 0
+
+
+@pytest.mark.parametrize("line", [b"\xff", b"{", b"[]", b'["files", 3, ["a"], [], 0]', b'["zip", "a", [], [], 0]', b""])
+def test_a_damaged_list_of_photos_is_said(photos, tmp_path, extractor, line):
+    plan = make_plan(str(photos), extractor, tmp_path / "out", size=8)
+    whole = (plan.out / "pieces.jsonl").read_bytes().splitlines()
+    (plan.out / "pieces.jsonl").write_bytes(b"\n".join([whole[0], line]))
+    with pytest.raises(RunError, match=r"pieces.jsonl, line 2 cannot be read"):
+        Plan.read(plan.out).piece(1)
 
 
 def test_a_shard_that_was_cut_off_is_computed_again(photos, tmp_path, extractor):

@@ -1,6 +1,7 @@
 """A trained run as a model: opened, exported, renamed, drawn from its files alone."""
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -119,6 +120,23 @@ def test_damage_is_said(exported, run, tmp_path):
     (tmp_path / "run/classes.json").write_text("{}")
     with pytest.raises(RunError, match=r"the classes of .* cannot be read"):
         OpenConModel.from_pretrained(tmp_path / "run")
+    shutil.copy(run.folder / "classes.json", tmp_path / "run")
+    content = bytearray((run.folder / "classes.safetensors").read_bytes())
+    content[7] ^= 1  # the length of the header
+    (tmp_path / "run/classes.safetensors").write_bytes(content)
+    with pytest.raises(RunError, match=r"the classes of .* cannot be read \(SafetensorError"):
+        OpenConModel.from_pretrained(tmp_path / "run")
+    shutil.copy(run.folder / "classes.safetensors", tmp_path / "run")
+    facts = json.loads((run.folder / "classes.json").read_text())
+    (tmp_path / "run/classes.json").write_text(json.dumps(facts | {"sizes": [None, *facts["sizes"][1:]]}))
+    with pytest.raises(RunError, match=r"the classes of .* cannot be read"):
+        OpenConModel.from_pretrained(tmp_path / "run")
+    shutil.copy(exported / "model.safetensors", tmp_path / "model")
+    for file in ("encoder.safetensors", "model.safetensors"):
+        (tmp_path / "model" / file).unlink()
+        os.mkfifo(tmp_path / "model" / file)
+        with pytest.raises(RunError, match="not a regular file"):
+            OpenConModel.from_pretrained(tmp_path / "model")
 
 
 # --- the page ---------------------------------------------------------------------------------------------------------

@@ -135,7 +135,7 @@ def test_a_failed_drawing_keeps_the_old_file(tmp_path, monkeypatch):
     before = path.read_bytes()
 
     def torn(self, name, **kwargs):
-        name.write_bytes(b"half")
+        name.write(b"half")
         raise OSError("disk full")
 
     monkeypatch.setattr(Figure, "savefig", torn)

@@ -112,6 +112,14 @@ def test_a_full_disk_changes_nothing(tmp_path, monkeypatch):
     log.close()
 
 
+def test_a_pipe_in_its_place_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / LOG)
+    with pytest.raises(RunError, match="not a regular file"):
+        DecisionLog(tmp_path, "abc", 40)
+    (tmp_path / LOG).unlink()
+    DecisionLog(tmp_path, "abc", 40).close()  # the first one has let go of the lock
+
+
 def test_a_folder_that_cannot_be_written_is_explained(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(RunError, match="cannot write decisions"):

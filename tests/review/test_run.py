@@ -87,6 +87,13 @@ def test_photos_that_were_moved_are_found_where_the_user_says(run, tmp_path):
         ("model.json", "[]", "JSON object"),
         ("model.json", "{}", "not a model"),
         ("model.json", '{"class_names": ["cat"], "classifier": {"num_seen": 1}}', "does not have"),
+        ("model.json", '{"class_names": ["cat"], "classifier": {"num_seen": 1}, "sha256": "\\ud800"}', "does not have"),
+        ("model.json", '{"class_names": ["cat"], "classifier": {}}', "not a model"),
+        ("model.json", '{"class_names": [3], "classifier": {"num_seen": 1}}', "not a model"),
+        ("embeddings.npy", b"", "cannot read"),
+        ("assignments.csv", "file,predicted\na.jpg,cat\n", "has no column given"),
+        ("assignments.csv", "file,predicted,given,confidence,error\na.jpg,cat,,high,\n", "could not convert"),
+        ("assignments.csv", "file,predicted,given,confidence,error\na.jpg,cat,,1,,b,c\n", "cannot be read"),
     ],
 )
 def test_a_damaged_folder_is_explained(run, name, content, why):

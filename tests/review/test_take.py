@@ -178,6 +178,21 @@ def test_an_unknown_way_is_refused(state, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+def test_lines_of_a_manifest_that_are_no_lines_of_ours_are_passed_over(state, tmp_path):
+    into = tmp_path / "out"
+    sort_photos(taken(state), state.run.root, into)
+    manifest = into / "sorted.jsonl"
+    odd = [
+        b"\xff",
+        b"[]",
+        b'{"made": "owl/IMG_0020.jpg"}',
+        b'{"made": 3, "from": "", "way": "copy"}',
+        b'{"made": "a\\u0000"',
+    ]
+    manifest.write_bytes(b"\n".join(odd) + b"\n" + manifest.read_bytes())
+    assert undo_sort(into) == (39, [])
+
+
 def test_a_folder_without_a_manifest_is_not_undone(tmp_path):
     with pytest.raises(RunError, match="nothing was sorted"):
         undo_sort(tmp_path)

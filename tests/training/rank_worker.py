@@ -31,8 +31,9 @@ TRAINED = [name for name in METHODS.names() if METHODS[name].config.trains]
 
 def some_steps(name, steps, *settings):
     """The method after some steps from its start, its state before them, and its loss at each."""
-    # UNO's heads normalize units that hardly vary, and one unit of Crops is at the edge of its ReLU: both amplify rounding.
-    rate = "0.001" if name in ("uno", "crops") else "0.01"
+    # UNO's heads normalize units that hardly vary, and a unit of Crops and one of SimGCD are at the edge of their ReLU: they
+    # amplify rounding.
+    rate = "0.001" if name in ("uno", "crops", "simgcd") else "0.01"
     config = with_settings(get_recipe(f"{name}/digits"), [*SMALL, f"train.lr={rate}", *settings])
     bench = assemble(config, load_dataset(config.data), CPU)
     loader, method = build_loader(bench), bench.method

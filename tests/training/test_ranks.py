@@ -1,17 +1,21 @@
 """Several processes compute what one does: every method, two and four ranks, over gloo on the CPU."""
 
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from opencon.config import with_settings
 from opencon.data.shares import Share, Sharing
+from opencon.errors import RunError
 from opencon.experiments.recipes import get_recipe
 from opencon.experiments.train import Callbacks, train
+from opencon.training.ranks import joined
 from opencon.training.run_folder import RunFolder
 from tests.training.rank_worker import KILLED, STEPS, TRAINED, some_steps
 
@@ -33,7 +37,7 @@ def torchrun(ranks, *words, restarts=0, timeout=400):
 @pytest.fixture(scope="module", params=[2, 4])
 def ranks(request, tmp_path_factory):
     out = tmp_path_factory.mktemp("ranks") / "results.pt"
-    names = TRAINED if request.param == 2 else ("opencon", "uno", "concord")
+    names = TRAINED if request.param == 2 else ("opencon", "orca", "simgcd", "uno", "concord")
     torchrun(request.param, WORKER, "compare", out, *names)
     return torch.load(out, weights_only=True)
 
@@ -91,6 +95,24 @@ def test_a_killed_rank_comes_back_and_the_run_ends_as_if_nothing_had_happened(tm
     assert (tmp_path / "killed/result.json").is_file()
     epochs = [record["epoch"] for record in RunFolder(tmp_path / "killed").read_metrics()]
     assert epochs == [0, 1, 2, 3]  # one rank writes
+
+
+def test_a_rank_that_is_left_alone_says_so(monkeypatch):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    alone = {"TORCHELASTIC_RUN_ID": "1", "TORCHELASTIC_RESTART_COUNT": "0", "MASTER_ADDR": "127.0.0.1"}
+    alone |= {"MASTER_PORT": str(port), "RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+    for name, value in alone.items():
+        monkeypatch.setenv(name, value)
+    lost = RuntimeError("[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer [::1]:1")
+    for error, kind, said in (
+        (lost, RunError, "rank 0 has lost the others"),
+        (dist.DistBackendError("NCCL"), RunError, "--max-restarts"),
+        (RuntimeError("shapes differ"), RuntimeError, "shapes differ"),
+    ):
+        with pytest.raises(kind, match=said), joined(torch.device("cpu")):
+            raise error
 
 
 def test_another_number_of_ranks_is_said(tmp_path):

@@ -14,6 +14,7 @@ from opencon.cli.base import Device, Imports, app, console, errors, import_plugi
 from opencon.cli.photos import Encoder, Size, bars
 from opencon.errors import ConfigError, RunError
 
+MOST_WORKERS = 1000  # on one machine, ours: each holds a network
 MOST_PROBLEMS = 10  # unreadable photos that are named one by one
 
 
@@ -44,8 +45,8 @@ def embed(
     from opencon.photos.features import Extractor, FeatureSettings
     from opencon.runtime import pick_device
 
-    if shard < 1 or workers < 1:
-        raise ConfigError(f"--shard {shard} and --workers {workers} must be at least 1.")
+    if shard < 1 or not 1 <= workers <= MOST_WORKERS:
+        raise ConfigError(f"--shard {shard} must be at least 1, and --workers {workers} between 1 and {MOST_WORKERS}.")
     if decode not in get_args(DecodeIn):
         raise ConfigError(f"--decode {decode} must be one of {', '.join(get_args(DecodeIn))}.")
     import_plugins(imports)
@@ -53,6 +54,7 @@ def embed(
     extractor = Extractor.open(FeatureSettings(encoder=encoder, image_size=size), where)
     plan = make_plan(source, extractor, out, size=shard, half=half)
     done = sum(plan.is_done(number) for number in range(plan.num_shards))
+    workers = min(workers, max(1, plan.num_shards - done))  # nobody else would find a shard
     show_plan(
         {
             "source": source,

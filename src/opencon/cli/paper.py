@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from opencon.cli.base import Device, DryRun, app, console, errors
-from opencon.cli.research import Download, run_sweep
+from opencon.cli.research import Download, check_limits, run_sweep
 from opencon.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -50,6 +50,7 @@ def paper(
     from opencon.experiments.paper_drawings import draw_figures
     from opencon.experiments.sweep import Sweep, read_seeds
 
+    check_limits(at_once, minutes)
     if form not in ("markdown", "latex"):
         raise ConfigError(f"--format {form!r} must be markdown or latex.")
     means = Means.of(data, weights or [], quick=quick, download=download)

@@ -28,7 +28,7 @@ from opencon.cli.base import (
     show_plan,
 )
 from opencon.config import RunConfig, to_dict
-from opencon.errors import ConfigError
+from opencon.errors import ConfigError, require
 
 if TYPE_CHECKING:
     from opencon.experiments.callbacks import Callback
@@ -59,6 +59,7 @@ Columns = Annotated[
     str | None, typer.Option("--columns", help="Measures to show, separated by commas; a wrong one lists all.")
 ]
 
+MOST_AT_ONCE = 1000  # processes of a sweep, ours: each holds a data set and a network
 WIDE = 150  # columns of a terminal in which the whole training bar fits
 FIRST = (
     "protocol",
@@ -279,8 +280,7 @@ def sweep(
 
     if form not in FORMATS:
         raise ConfigError(f"--format {form!r} must be one of {', '.join(FORMATS)}.")
-    if at_once < 1:
-        raise ConfigError(f"--at-once {at_once} must be at least 1.")
+    check_limits(at_once, minutes)
     import_plugins(imports)
     recall(out)
     if recipes:
@@ -306,6 +306,13 @@ def sweep_part(folder: Path, device: Device = "auto", minutes: float | None = No
 
     recall(folder)
     run_sweep(Sweep.opened(folder), device, at_once=1, minutes=minutes, keep=keep, download=False)
+
+
+def check_limits(at_once: int, minutes: float | None) -> None:
+    """Refuse a number of processes, or of minutes, that nobody means."""
+    require(1 <= at_once <= MOST_AT_ONCE, f"--at-once {at_once} must lie between 1 and {MOST_AT_ONCE}.")
+    is_time = minutes is None or 0 <= minutes < math.inf
+    require(is_time, f"--minutes {minutes} must be a number of minutes, 0 or more.")
 
 
 def run_sweep(one: Sweep, device: str, *, at_once: int, minutes: float | None, keep: bool, download: bool) -> None:

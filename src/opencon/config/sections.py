@@ -16,6 +16,7 @@ FrozenNorm = Literal["batch", "running", "measured"]
 
 LARGEST_SIDE = 8192  # pixels of a stored image or a view, ours: a batch of one such image is 0.2 GB
 SIDES = f"between 8 and {LARGEST_SIDE:,} pixels"  # for messages
+MOST_RAND_OPS = 100  # in a row, ours: after a few of RandAugment's operations nothing of an image is left
 LARGEST_LAYER = 1 << 16  # numbers in a layer of the head, ours: ten times the widest that any paper here has
 
 
@@ -138,7 +139,8 @@ class AugmentConfig:
         )
         require(0.0 <= self.rotate <= 180.0, f"{at}.rotate = {self.rotate} must lie between 0 and 180 degrees.")
         require(0.0 <= self.shift < 1.0, f"{at}.shift = {self.shift} must lie in [0, 1).")
-        require(self.rand_ops >= 0, f"{at}.rand_ops = {self.rand_ops} must not be negative.")
+        most = MOST_RAND_OPS
+        require(0 <= self.rand_ops <= most, f"{at}.rand_ops = {shown(self.rand_ops)} must lie between 0 and {most}.")
         m = self.rand_magnitude
         require(0.0 <= m <= 30.0, f"{at}.rand_magnitude = {m} must lie between 0 and 30.")
         for name in ("mixup", "cutmix"):

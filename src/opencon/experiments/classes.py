@@ -187,7 +187,8 @@ def judged_state(method: Method[Any]) -> dict[str, Tensor]:
 
 def facts_from(plain: dict[str, Any]) -> Facts:
     """From plain data, as JSON gives it back."""
-    lists = {name: tuple(plain[name]) for name in ("class_names", "sizes", "order", "first_names")}
+    lists: dict[str, Any] = {name: tuple(map(str, plain[name])) for name in ("class_names", "first_names")}
+    lists |= {name: tuple(map(int, plain[name])) for name in ("sizes", "order")}
     files = tuple(tuple(map(str, names)) for names in plain["example_files"])
     return Facts(**{**plain, **lists, "example_files": files})
 

@@ -36,7 +36,7 @@ import torch
 
 from opencon.config import RunConfig, to_dict, with_settings
 from opencon.data.benchmarks import Dataset, dataset_info, load_dataset
-from opencon.errors import ConfigError, OpenConError, RunError, require
+from opencon.errors import ConfigError, OpenConError, RunError, require, shown
 from opencon.experiments.callbacks import Callbacks
 from opencon.experiments.compare import INCIDENTAL, WEIGHTS, experiment
 from opencon.experiments.evaluate import check_measures, further_measures
@@ -49,6 +49,7 @@ from opencon.training.run_folder import RunFolder
 
 UNTOLD = {*INCIDENTAL, WEIGHTS}  # settings that a cell's name leaves out: where files lie, how a run is watched
 LONGEST_NAME = 150  # letters; file systems take 255 (ours)
+MOST_DIGITS, MOST_SEEDS = 19, 10_000  # of a seed, which is below 2^63; of a range of seeds, ours: nobody waits for more
 SPARE = 1.1  # ours: a cell is expected to take a tenth longer than those before it
 CURVE = ("all", "novel", "seen")  # of every evaluation on the way
 HEAVY = ("checkpoint.pt", "encoder.safetensors")  # of a run folder
@@ -64,6 +65,15 @@ class Cell:
     labels: Mapping[str, str] = field(default_factory=dict)  # what sets it apart: name to value
     variant: str = "released"
     also: tuple[str, ...] = ()  # further measures of the trained run
+
+    @classmethod
+    def of(cls, plain: dict[str, Any]) -> Cell:
+        """What `asdict` gave; a KeyError, TypeError or ValueError where it is something else."""
+        cell = cls(**plain | {key: tuple(plain[key]) for key in ("settings", "also")})
+        texts = (cell.recipe, cell.variant, *cell.settings, *cell.also, *cell.labels, *cell.labels.values())
+        if type(cell.seed) is not int or not all(isinstance(text, str) for text in texts):
+            raise ValueError(f"no cell: {plain}")
+        return cell
 
     @property
     def config(self) -> RunConfig:
@@ -145,11 +155,14 @@ def read_seeds(text: str) -> list[int]:
     seeds: list[int] = []
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")
-        require(
-            first.isdecimal() and (not dash or last.isdecimal()), f"--seeds {text!r} must look like 0-4, 0,3,7 or 5."
+        is_range = (
+            first.isdecimal() and (not dash or last.isdecimal()) and len(max(first, last, key=len)) <= MOST_DIGITS
         )
-        seeds += range(int(first), int(last or first) + 1)
-    require(bool(seeds) and len(set(seeds)) == len(seeds), f"--seeds {text!r} must name each seed once.")
+        require(is_range, f"--seeds {shown(text)} must look like 0-4, 0,3,7 or 5.")
+        its = range(int(first), int(last or first) + 1)
+        require(len(its) <= MOST_SEEDS, f"--seeds {shown(text)} names {len(its):,} seeds. Give at most {MOST_SEEDS:,}.")
+        seeds += its
+    require(bool(seeds) and len(set(seeds)) == len(seeds), f"--seeds {shown(text)} must name each seed once.")
     return seeds
 
 
@@ -197,15 +210,25 @@ class Sweep:
         """The sweep of a folder."""
         if not (folder / "sweep.json").is_file():
             raise RunError(f"{folder} holds no sweep (no sweep.json). Name recipes to begin one.")
-        found = RunFolder(folder).read_json("sweep.json")["cells"]
-        tuples = ("settings", "also")
-        return cls(folder, tuple(Cell(**cell | {key: tuple(cell[key]) for key in tuples}) for cell in found))
+        try:
+            plain = RunFolder(folder).read_json("sweep.json")["cells"]
+            return cls(folder, tuple(Cell.of(cell) for cell in plain))
+        except (KeyError, TypeError, ValueError) as err:
+            raise RunError(
+                f"{folder / 'sweep.json'} is damaged ({type(err).__name__}: {err}). Name the recipes again: what is done "
+                f"is in results.json."
+            ) from err
 
     def results(self) -> dict[str, dict[str, Any]]:
         """What has been measured, by the name of the cell, other sweeps of this folder included."""
         if not (self.folder / "results.json").is_file():
             return {}
-        cells: dict[str, dict[str, Any]] = RunFolder(self.folder).read_json("results.json")["cells"]
+        cells = RunFolder(self.folder).read_json("results.json").get("cells")
+        if not isinstance(cells, dict) or not all(map(_is_record, cells.values())):
+            raise RunError(
+                f"{self.folder / 'results.json'} is damaged: it holds something else than results. Take it out of the "
+                f"folder to train its cells again."
+            )
         return cells
 
     def is_finished(self, cell: Cell, known: Mapping[str, Mapping[str, Any]] | None = None) -> bool:
@@ -215,7 +238,7 @@ class Sweep:
             return False
         if not set(cell.also) <= set(found.get("also", ())):
             return False  # it is trained again, for a measure that it lacks
-        if found["fingerprint"] != cell.fingerprint:
+        if found.get("fingerprint") != cell.fingerprint:
             raise ConfigError(
                 f"{self.folder / 'results.json'} has {cell.name} with other settings. Give another --out, or put the "
                 f"settings back."
@@ -309,6 +332,20 @@ class Sweep:
             raise
         if any(codes):
             raise RunError(f"{sum(map(bool, codes))} of {number} processes of the sweep ended with an error.")
+
+
+def _is_record(record: object) -> bool:
+    """Whether this is what `Sweep.add` writes of a cell."""
+    if not isinstance(record, dict) or not isinstance(record.get("recipe"), str):
+        return False
+    if record.get("state") == "failed":
+        return isinstance(record.get("error"), str)
+    result = record.get("result")
+    if record.get("state") != "done" or not isinstance(result, dict) or not isinstance(record.get("also", []), list):
+        return False
+    numbers = [result.get("total_seconds"), result.get("epoch", 0)]
+    numbers += [result[key] for key in (*CURVE, "knn20") if result.get(key) is not None]
+    return all(isinstance(number, (int, float)) for number in numbers)
 
 
 class OutOfTimeError(Exception):

@@ -61,7 +61,7 @@ def assign(
         progress: called as progress("assigning", done, all).
     """
     check_false_alarms(false_alarms)
-    if embedded.plan.record.get("encoder", {}).get("weights", model.encoder.fingerprint) != model.encoder.fingerprint:
+    if embedded.plan.record["encoder"]["weights"] != model.encoder.fingerprint:
         raise ConfigError(
             f"the features in {embedded.plan.out} are of another encoder than the model's ({model.encoder.name})."
         )
@@ -114,7 +114,7 @@ def _assign_all(
     number = embedded.plan.num_shards
     try:
         for shard in range(number):
-            if not folder.has(f"{shard:05}.json"):
+            if _counted(folder, shard) is None:
                 said = None
                 if len(embedded.rows(shard)):
                     x = torch.from_numpy(np.array(embedded.rows(shard))).to(device)
@@ -134,5 +134,16 @@ def _assign_all(
             call.cancel()
     total: Counter[str] = Counter()
     for shard in range(number):
-        total.update(folder.read_json(f"{shard:05}.json"))
+        total.update(_counted(folder, shard) or {})
     return total
+
+
+def _counted(folder: RunFolder, shard: int) -> dict[str, int] | None:
+    """How many photos of a shard fell to each name; None where its table or its counts are not there, or damaged."""
+    if not folder.has(f"{shard:05}.json") or not folder.has(f"{shard:05}.csv"):
+        return None
+    try:
+        counts = folder.read_json(f"{shard:05}.json")
+    except RunError:
+        return None
+    return counts if all(type(number) is int and number >= 0 for number in counts.values()) else None

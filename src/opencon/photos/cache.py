@@ -31,7 +31,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from opencon.files import parse_json, write_whole
+from opencon.files import parse_json, read_file, write_whole
 
 SHARD = 256  # photos, ours: seconds of work to lose, few files; about 4 MB for four views of 1280 features
 LOADED = 8  # shards kept in memory while reading, ours: photos mostly come in the order in which they were stored
@@ -122,7 +122,7 @@ class FeatureCache:
                 with contextlib.suppress(OSError):
                     if time.time() - path.stat().st_mtime > STALE:
                         path.unlink()
-            elif path.suffix == ".safetensors":
+            elif path.suffix == ".safetensors" and path.is_file():
                 try:
                     keys = _metadata(path)["keys"]
                 except (OSError, KeyError, TypeError, ValueError) as err:
@@ -158,7 +158,7 @@ def _metadata(path: Path) -> dict[str, str]:
 
 def _load(path: Path) -> Rows:
     metadata = _metadata(path)
-    tensors = safetensors.torch.load(path.read_bytes())
+    tensors = safetensors.torch.load(read_file(path))
     plain, views = tensors["plain"], tensors["views"]
     if _checksum(metadata["keys"], plain, views) != metadata["crc32"]:
         raise ValueError("the checksum does not fit")

@@ -46,7 +46,7 @@ from opencon.files import PARTIAL, explained, parse_json, read_file, write_whole
 from opencon.photos.features import FLOAT16_MAX, Extractor, FeatureSettings
 from opencon.photos.pieces import Photo, Piece, pieces_of
 from opencon.processes import Processes, usable_cores
-from opencon.report.shards import read_records
+from opencon.report.shards import damaged, read_records
 from opencon.training.run_folder import RunFolder, holds_others
 
 PLAN, PIECES, SHARDS = "embed.json", "pieces.jsonl", "shards"
@@ -68,6 +68,18 @@ class Plan:
     out: Path
     record: dict[str, Any]  # embed.json
 
+    @classmethod
+    def read(cls, out: Path) -> Plan:
+        """The plan that is there."""
+        record = {"precision": "float32"} | RunFolder(out).read_json(PLAN)
+        facts = record.get("encoder")
+        facts = facts if isinstance(facts, dict) else {}
+        texts = (facts.get("encoder"), facts.get("weights"), record.get("asked_for", ""))
+        numbers = (record.get("shards"), record.get("features"), facts.get("image_size"))
+        if not all(isinstance(text, str) for text in texts) or not all(type(n) is int and n >= 0 for n in numbers):
+            raise RunError(f"{out / PLAN} is damaged: it does not say what was embedded. Embed into a new folder.")
+        return cls(out, record)
+
     @property
     def num_shards(self) -> int:
         """How many shards there are."""
@@ -81,9 +93,13 @@ class Plan:
 
     def piece(self, shard: int) -> Piece:
         """The photos of a shard."""
-        with (self.out / PIECES).open("rb") as file:
-            file.seek(self._starts[shard])
-            return Piece.of(parse_json(file.readline()))
+        try:
+            with (self.out / PIECES).open("rb") as file:
+                file.seek(self._starts[shard])
+                return Piece.of(parse_json(file.readline()))
+        except (OSError, ValueError, TypeError, IndexError) as err:
+            where = f"{self.out / PIECES}, line {shard + 1}"
+            raise RunError(f"{where} cannot be read ({err}). Embed into a new folder.") from err
 
     def file(self, shard: int, kind: str) -> Path:
         """A file of a shard: npy, jsonl, done or claim."""
@@ -92,10 +108,18 @@ class Plan:
     def is_done(self, shard: int) -> bool:
         """Whether a shard is finished and its files have the sizes they were written with."""
         try:
-            done = parse_json(read_file(self.file(shard, "done")))
+            done = self.done(shard)
             return all(self.file(shard, kind).stat().st_size == done["bytes"][kind] for kind in ("npy", "jsonl"))
         except (OSError, ValueError, KeyError, TypeError):
             return False
+
+    def done(self, shard: int) -> dict[str, Any]:
+        """What the marker of a finished shard says; a ValueError where it is damaged."""
+        record = parse_json(read_file(self.file(shard, "done")))
+        wanted = {"photos": int, "readable": int, "bytes": dict, "sha256": dict}
+        if not isinstance(record, dict) or any(type(record.get(key)) is not kind for key, kind in wanted.items()):
+            raise ValueError("it is no marker of a shard")
+        return record
 
 
 def make_plan(source: str, extractor: Extractor, out: Path, *, size: int = SHARD, half: bool = False) -> Plan:
@@ -108,13 +132,13 @@ def make_plan(source: str, extractor: Extractor, out: Path, *, size: int = SHARD
     folder = RunFolder.made(out)
     with _alone(out):
         if (out / PLAN).is_file():
-            record = {"precision": "float32"} | folder.read_json(PLAN)
-            other = [key for key, value in own.items() if record.get(key) != value]
+            plan = Plan.read(out)
+            other = [key for key, value in own.items() if plan.record.get(key) != value]
             if other:
                 raise RunError(
                     f"{out} holds features of another {' and '.join(other)}. Give another --out, or the same words as then."
                 )
-            return Plan(out, record)
+            return plan
         if holds_others(out, [PLAN, PIECES, SHARDS]):
             raise RunError(f"{out} is not empty and holds no features. Give an empty or a new folder with --out.")
         pieces = pieces_of(own["source"], size)
@@ -232,17 +256,15 @@ def _encoded(pixels: Tensor, extractor: Extractor) -> Iterator[Rows]:
 
 def _claim(plan: Plan, shard: int) -> bool:
     """Claim a shard for this process, unless another live worker has it."""
-    path, mine = plan.file(shard, "claim"), f"{platform.node()} {os.getpid()}"
-    with explained(path):
+    path = plan.file(shard, "claim")
+    with explained(path), _beside(path) as partial:
+        partial.write_text(f"{platform.node()} {os.getpid()}")
         try:
-            descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
-        except FileExistsError:
+            os.link(partial, path)  # with its content or not at all: nobody could tell whose an empty one is
+        except OSError:  # there is one, or the file system has no links
             if _is_alive(path):
                 return False
-            _put(path, mine.encode())  # two that take over at once do the same work, which does no harm
-            return True
-        with os.fdopen(descriptor, "w") as file:
-            file.write(mine)
+            os.replace(partial, path)  # two that take over at once do the same work, which does no harm
     return True
 
 
@@ -274,11 +296,18 @@ def _touch(path: Path) -> None:
 
 
 def _put(path: Path, content: bytes) -> None:
-    """Write a file under the worker's name, then rename it: several workers may write the same file at once."""
-    partial = path.with_name(f"{path.name}.{platform.node()}-{os.getpid()}{PARTIAL}")
-    try:
+    """Write a file whole or not at all."""
+    with _beside(path) as partial:
         partial.write_bytes(content)
         os.replace(partial, path)
+
+
+@contextlib.contextmanager
+def _beside(path: Path) -> Iterator[Path]:
+    """A place for a file that is not whole yet, under the worker's name: several may write the same file at once."""
+    partial = path.with_name(f"{path.name}.{platform.node()}-{os.getpid()}{PARTIAL}")
+    try:
+        yield partial
     finally:
         with contextlib.suppress(OSError):
             partial.unlink(missing_ok=True)
@@ -334,7 +363,7 @@ class Embedded:
         folder = Path(folder).expanduser()
         if not (folder / PLAN).is_file():
             raise RunError(f"{folder} holds no features (no {PLAN}). Give the folder that `opencon embed --out` wrote.")
-        plan = Plan(folder, RunFolder(folder).read_json(PLAN))
+        plan = Plan.read(folder)
         missing = sum(not plan.is_done(shard) for shard in range(plan.num_shards))
         if missing:
             raise RunError(f"{missing} of {plan.num_shards} shards in {folder} are missing. Run `opencon embed` again.")
@@ -346,7 +375,13 @@ class Embedded:
 
     def rows(self, shard: int) -> Rows:
         """(n, F): the features of a shard, mapped into memory."""
-        rows: Rows = np.load(self.plan.file(shard, "npy"), mmap_mode="r", allow_pickle=False)
+        path, width = self.plan.file(shard, "npy"), self.plan.record["features"]
+        try:
+            rows: Rows = np.load(path, mmap_mode="r", allow_pickle=False)
+        except Exception as err:  # a damaged header raises nearly anything
+            raise damaged(path, f"{type(err).__name__}: {err}") from err
+        if rows.ndim != 2 or rows.shape[1] != width or rows.dtype not in (np.float32, np.float16):
+            raise damaged(path, f"it holds {rows.dtype} of shape {rows.shape}, not rows of {width} features")
         return rows
 
     def __iter__(self) -> Iterator[tuple[list[dict[str, str]], Rows]]:
@@ -379,7 +414,7 @@ class Embedded:
     @property
     def num_unreadable(self) -> int:
         """How many photos cannot be read."""
-        done = (parse_json(read_file(self.plan.file(shard, "done"))) for shard in range(self.plan.num_shards))
+        done = (self.plan.done(shard) for shard in range(self.plan.num_shards))
         return sum(record["photos"] - record["readable"] for record in done)
 
     @property
@@ -392,8 +427,7 @@ class Embedded:
         """The shards whose files do not fit their checksums."""
         wrong = []
         for shard in range(self.plan.num_shards):
-            done = parse_json(read_file(self.plan.file(shard, "done")))
-            for kind, digest in done["sha256"].items():
+            for kind, digest in self.plan.done(shard)["sha256"].items():
                 if hashlib.sha256(read_file(self.plan.file(shard, kind))).hexdigest() != digest:
                     wrong.append(shard)
         return sorted(set(wrong))

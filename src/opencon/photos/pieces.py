@@ -6,17 +6,17 @@ and the bytes of its file; nothing is decoded here.
 
 from __future__ import annotations
 
-import io
+import contextlib
 import os
 import tarfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from opencon.data.listings import IMAGE_SUFFIXES, OTHER_SUFFIXES, printable
 from opencon.data.tables import LABEL_COLUMNS, PATH_COLUMNS, read_table
-from opencon.errors import DataError, MissingExtraError
+from opencon.errors import DataError, MissingExtraError, OpenConError
 from opencon.photos.listing import folder_images
 
 Kind = Literal["files", "tar", "parquet"]
@@ -63,8 +63,14 @@ class Piece:
 
     @classmethod
     def of(cls, plain: list[Any]) -> Piece:
-        """What `plain` gave."""
+        """What `plain` gave; a ValueError or TypeError where it is something else."""
         kind, place, names, labels, group = plain
+        if (
+            kind not in get_args(Kind)
+            or {type(text) for text in (place, *names, *labels)} != {str}
+            or type(group) is not int
+        ):
+            raise ValueError("it names no photos")
         return cls(kind, place, tuple(names), tuple(labels), group)
 
     def photos(self) -> Iterator[Photo]:
@@ -122,12 +128,19 @@ def _local_files(path: Path) -> list[str]:
 
 
 def _remote_files(source: str) -> list[str]:
-    fs, path = _fsspec().core.url_to_fs(source)
     try:
+        fs, path = _fsspec().core.url_to_fs(source)
         found = [path] if fs.isfile(path) else sorted(fs.find(path))
-    except OSError as err:
-        raise DataError(f"cannot look into {source} ({err}).") from err
-    return [fs.unstrip_protocol(file) for file in found]
+        return [fs.unstrip_protocol(file) for file in found]
+    except OpenConError:
+        raise
+    except ImportError as err:
+        kind = source.partition("://")[0]
+        raise DataError(
+            f"addresses with {kind}:// need a package of their own, which is not installed ({err})."
+        ) from err
+    except Exception as err:  # remote stores raise errors of their own kinds
+        raise DataError(f"cannot look into {source} ({type(err).__name__}: {err}).") from err
 
 
 def _fsspec() -> Any:
@@ -179,33 +192,50 @@ def _read(tar: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
     return file.read(LONGEST) if file is not None else b""
 
 
-def _parquet(place: str) -> Any:
+@contextlib.contextmanager
+def _parquet(place: str) -> Iterator[Any]:
+    """A Parquet file, of which only what is asked for is read, remote or not."""
     try:
         import pyarrow.parquet as parquet
     except ImportError as err:
         raise MissingExtraError("pyarrow", "shards", "a Parquet file", err) from err
-    try:
-        with _opened(place) as file:
-            return parquet.ParquetFile(io.BytesIO(file.read()) if "://" in place else place)
-    except Exception as err:  # pyarrow raises errors of its own kinds
-        raise DataError(f"{place} cannot be read as Parquet ({err}).") from err
+    with _opened(place) as file:
+        yield parquet.ParquetFile(file)
 
 
 def _num_groups(place: str) -> int:
-    groups: int = _parquet(place).num_row_groups
-    return groups
+    try:
+        with _parquet(place) as file:
+            number, columns = int(file.num_row_groups), file.schema_arrow.names
+    except OpenConError:
+        raise
+    except Exception as err:  # pyarrow raises errors of its own kinds
+        raise DataError(f"{place} cannot be read as Parquet ({_line(err)}).") from err
+    if _first(IMAGE_COLUMNS, columns) is None:
+        raise DataError(f"{place} has no column of images ({', '.join(IMAGE_COLUMNS)}) among {', '.join(columns)}.")
+    return number
+
+
+def _line(err: Exception) -> str:
+    return " ".join(str(err).split())
 
 
 def _from_parquet(place: str, group: int) -> Iterator[Photo]:
     """Rows with the bytes of an image: a binary column, or {bytes, path} as Hugging Face's data sets have."""
-    file = _parquet(place)
-    columns = file.schema_arrow.names
-    image = _first(IMAGE_COLUMNS, columns)
-    if image is None:
-        raise DataError(f"{place} has no column of images ({', '.join(IMAGE_COLUMNS)}) among {', '.join(columns)}.")
-    name, label = _first(NAME_COLUMNS, columns), _first(LABEL_COLUMNS, columns)
-    table = file.read_row_group(group, columns=[column for column in (image, name, label) if column is not None])
-    for i, row in enumerate(table.to_pylist()):
+    try:
+        with _parquet(place) as file:
+            columns = file.schema_arrow.names
+            wanted = [_first(names, columns) for names in (IMAGE_COLUMNS, NAME_COLUMNS, LABEL_COLUMNS)]
+            table = file.read_row_group(group, columns=[column for column in wanted if column is not None])
+            rows = table.to_pylist()
+    except OpenConError:
+        raise
+    except Exception as err:  # pyarrow raises errors of its own kinds
+        called = f"{os.path.basename(place)}#{group}"
+        yield Photo(called, error=f"cannot be read ({type(err).__name__}: {_line(err)})")
+        return
+    image, name, label = wanted
+    for i, row in enumerate(rows):
         cell = row[image]
         content, inner = (cell.get("bytes"), cell.get("path")) if isinstance(cell, dict) else (cell, None)
         called = str(row[name]) if name else inner or f"{os.path.basename(place)}#{group}.{i}"

@@ -227,10 +227,10 @@ def open_run_model(folder: Path, device: torch.device) -> OpenConModel:
     recall(folder)  # the method may be somebody's own
     try:
         plain = parse_json(read_file(folder / SETTINGS))
-        content = (folder / MODEL_TENSORS).read_bytes()
+        content = read_file(folder / MODEL_TENSORS)
         if hashlib.sha256(content).hexdigest() != plain["sha256"]:
             raise ValueError(f"{MODEL_TENSORS} does not belong to {SETTINGS}, or is damaged")
-        tensors, encoder = safetensors.torch.load(content), safetensors.torch.load_file(folder / RUN_FILE)
+        tensors, encoder = safetensors.torch.load(content), safetensors.torch.load(read_file(folder / RUN_FILE))
         state = {name.removeprefix("method."): t for name, t in tensors.items() if name.startswith("method.")}
         state |= {ENCODER + name: tensor for name, tensor in encoder.items()}
         own = {name.removeprefix("classes."): t for name, t in tensors.items() if name.startswith("classes.")}
@@ -248,13 +248,16 @@ def _from_run(folder: Path, device: torch.device) -> RunModel:
     if run.has(FILE) and run.has("result.json"):
         try:
             config, facts = run_config(run.read_json("config.json")), facts_from(run.read_json(FILE))
-            own = safetensors.torch.load_file(folder / TENSORS)
+            own = safetensors.torch.load(read_file(folder / TENSORS))
             examples, state = own.pop("examples"), {n: own.pop(n) for n in list(own) if n.startswith("method.")}
             state = {name.removeprefix("method."): tensor for name, tensor in state.items()}
             state = state or run.load_checkpoint()["method"]
             return _assembled(config, facts, state, own, examples, folder, device)
-        except (KeyError, TypeError, RuntimeError, OSError) as err:
-            raise RunError(f"the classes of {folder} cannot be read ({err}). The run folder is damaged.") from err
+        except OpenConError:
+            raise
+        except Exception as err:  # facts that do not fit the tensors fail in many ways
+            why = f"{type(err).__name__}: {next(iter(str(err).splitlines()), '')}"
+            raise RunError(f"the classes of {folder} cannot be read ({why}). The run folder is damaged.") from err
     # A run that is not finished, or from before runs kept their classes: its data says them once more.
     bench = open_run(folder, device)
     _, bank, assignment = bench.score("unlabeled", bench.config.eval.protocol)

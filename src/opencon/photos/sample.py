@@ -24,7 +24,7 @@ from opencon.files import explained
 from opencon.photos.embed import Embedded
 from opencon.photos.listing import FEWEST, Photos, common_root
 from opencon.processes import FEWEST_CORES, Processes, can_share, usable_cores
-from opencon.report.shards import labels_of
+from opencon.report.shards import damaged, labels_of
 
 SAMPLE = 50_000  # photos, ours: 256 MB of 1280 features; time and memory of a fit are linear in them
 LABELED_SHARE = 0.5  # of the sample at most, ours: groups are found among the others
@@ -70,6 +70,10 @@ def draw_sample(
     names = tuple(sorted({name for own, _ in found for name in own}))
     number = {name: c for c, name in enumerate(names)}
     parts = [np.array([*(number[name] for name in own), -1], np.int32)[of] for own, of in found]
+    for k, part in enumerate(parts):
+        if len(part) != len(embedded.rows(k)):
+            why = f"it has {len(part)} photos that can be read, and not as many features"
+            raise damaged(embedded.plan.file(k, "jsonl"), why)
     classes = np.concatenate(parts)  # (n,)
     if len(classes) < FEWEST:
         raise DataError(f"{len(classes)} photos are too few to find groups in. Give at least {FEWEST}.")

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps
 from torch import Tensor
 
+from opencon.data.pixel_budget import BUDGET
 from opencon.openworld.fit import Fitted
 from opencon.openworld.model import Prediction
 from opencon.runtime import generator
@@ -193,8 +194,9 @@ def _gray(path: Path, size: tuple[int, int]) -> NDArray[np.float64] | None:
     try:
         with Image.open(path) as image:
             image.draft("L", (4 * size[0], 4 * size[1]))
-            upright = ImageOps.exif_transpose(image)
-            return np.asarray(upright.convert("L").resize(size, Image.Resampling.BOX), dtype=np.float64)
+            with BUDGET.take(image.width * image.height):
+                ImageOps.exif_transpose(image, in_place=True)
+                return np.asarray(image.convert("L").resize(size, Image.Resampling.BOX), dtype=np.float64)
     except (OSError, ValueError, Image.DecompressionBombError):
         return None
 
@@ -202,7 +204,7 @@ def _gray(path: Path, size: tuple[int, int]) -> NDArray[np.float64] | None:
 def _middle(path: Path) -> NDArray[np.float64] | None:
     """The central part of a photo in gray, pixel by pixel."""
     try:
-        with Image.open(path) as image:
+        with Image.open(path) as image, BUDGET.take(image.width * image.height):
             left, top = (max((side - LOOK) // 2, 0) for side in image.size)
             part = image.crop((left, top, min(left + LOOK, image.width), min(top + LOOK, image.height)))
             return np.asarray(part.convert("L"), dtype=np.float64)

@@ -13,6 +13,8 @@ from collections.abc import Callable
 import numpy as np
 from PIL import Image, ImageOps
 
+from opencon.data.pixel_budget import BUDGET
+
 PICTURE_SIDE, PICTURE_QUALITY = 128, 70  # pixels of the longer side, JPEG: 3 kB for a photo (ours)
 # These reorder or hide the text around them, so that one file name could pass for another.
 BIDI_CONTROLS = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
@@ -55,19 +57,26 @@ def jpeg(load: Callable[[], Image.Image | None], side: int, quality: int) -> byt
         if image is None:
             return b""
         image.draft("RGB", (2 * side, 2 * side))  # decodes a JPEG at a smaller size
-        image = ImageOps.exif_transpose(image)
-        if image.mode.startswith("I"):  # 16 bits, which Pillow would clip
-            image = Image.fromarray((np.asarray(image).clip(0, 65535) // 257).astype(np.uint8))
-        if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:
-            image = image.convert("RGBA")
-            image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
-        image = image.convert("RGB")
-        image.thumbnail((side, side))
+        with BUDGET.take(image.width * image.height):
+            image = _small(image, side)
         buffer = io.BytesIO()
         image.save(buffer, "JPEG", quality=quality, optimize=True)
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
         return b""  # the file could be read before, so it has changed since; the page says "no picture"
     return buffer.getvalue()
+
+
+def _small(image: Image.Image, side: int) -> Image.Image:
+    """Upright, RGB on white, and no longer side than this."""
+    ImageOps.exif_transpose(image, in_place=True)  # no second copy: a picture may have 180 million pixels
+    if image.mode.startswith("I"):  # 16 bits, which Pillow would clip
+        image = Image.fromarray((np.asarray(image).clip(0, 65535) // 257).astype(np.uint8))
+    if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:
+        image = image.convert("RGBA")
+        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
+    image = image if image.mode == "RGB" else image.convert("RGB")
+    image.thumbnail((side, side))
+    return image
 
 
 def policy_hash(code: str) -> str:

@@ -5,6 +5,7 @@ Letters: M images, D embedding size, S = num_seen. True classes below S are seen
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -13,8 +14,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from opencon.errors import ConfigError, DataError, MissingExtraError
-from opencon.files import write_whole
+from opencon.files import explained, write_whole
 from opencon.metrics import match, novelty_detection
+from opencon.report.embed import readable
 
 Projection = Literal["auto", "pca", "tsne"]
 Points = NDArray[np.float64]
@@ -70,9 +72,10 @@ def embedding_figure(
     truth, predicted = np.asarray(truth), np.asarray(predicted)
     novelty = np.asarray(novelty, dtype=np.float64) if has_score else np.zeros(len(truth))
     _check(z, truth, predicted, novelty, class_names)
+    class_names = [label_of(name) for name in class_names]
 
     edge = 0.02 if has_score else 0.02 / LEFT
-    figure.text(edge, 0.945, title, fontsize=14, fontweight="bold", color=INK)
+    figure.text(edge, 0.945, label_of(title), fontsize=14, fontweight="bold", color=INK)
     naming = match(predicted, truth)
     is_right = np.array([naming.get(int(p), -1) for p in predicted]) == truth
     name_of_projection, xy = project(z, projection=projection, seed=seed)
@@ -98,10 +101,19 @@ def blank_figure(size: tuple[float, float]) -> Any:
     return figure
 
 
+def label_of(text: object) -> str:
+    """Text for a picture as it is: no bytes that are no text, no formulas, and nothing that a legend would leave out."""
+    plain = readable(text).replace("$", r"\$")
+    return f" {plain}" if plain.startswith("_") else plain
+
+
 def save_png(figure: Any, path: Path, **options: Any) -> Path:
     """Write the picture under a temporary name, then rename it: nothing half drawn stays behind."""
     options |= {"format": "png", "metadata": {"Software": None}}  # same picture, same bytes
-    return write_whole(path, lambda partial: figure.savefig(partial, **options))
+    drawn = io.BytesIO()
+    figure.savefig(drawn, **options)
+    with explained(path):
+        return write_whole(path, lambda partial: partial.write_bytes(drawn.getvalue()))
 
 
 def project(z: ArrayLike, *, projection: Projection = "auto", seed: int = 0) -> tuple[str, Points]:

@@ -33,6 +33,7 @@ from opencon.report.figures import (
     Projection,
     blank_figure,
     draw_novelty,
+    label_of,
     legend,
     novelty_bins,
     project,
@@ -73,6 +74,7 @@ def class_figure(
     z, truth = np.asarray(z, dtype=np.float64), np.asarray(truth)
     _check_lengths(len(z), truth=truth)
     _check_names(truth, class_names)
+    class_names = [label_of(name) for name in class_names]
     chosen = choose_classes(truth, num_seen) if classes is None else sorted(classes)
     missing = sorted(set(chosen) - set(truth.tolist()))
     if missing or not chosen:
@@ -82,7 +84,7 @@ def class_figure(
     how, xy = project_classes(z[rows], projection, seed)
     axes = figure.add_axes((0.0, 0.0, 1.0, 0.9))
     marks, area = draw_classes(axes, xy, truth[rows], chosen, num_seen, [_wrapped(class_names[c]) for c in chosen])
-    figure.text(0.02, 0.95, title, fontsize=14, fontweight="bold", color=INK)
+    figure.text(0.02, 0.95, label_of(title), fontsize=14, fontweight="bold", color=INK)
     figure.text(0.02, 0.91, f"Embedding, colored by {colored_by} ({how})", fontsize=11, color=INK)
     _class_legends(figure, list(zip(marks, chosen, strict=True)), num_seen, marker_scale=(40 / area) ** 0.5)
     return save_png(figure, path, bbox_inches="tight", pad_inches=0.15)
@@ -165,7 +167,7 @@ def novelty_figure(
         )
         patches[0].set_label(f"taken for seen ({share:.0%})")
         legend(axes, [*handles, patches[0]])
-    figure.text(0.02, 0.93, title, fontsize=14, fontweight="bold", color=INK)
+    figure.text(0.02, 0.93, label_of(title), fontsize=14, fontweight="bold", color=INK)
     return save_png(figure, path, bbox_inches="tight", pad_inches=0.15)
 
 
@@ -186,7 +188,7 @@ def distribution_figure(
     axes.set_ylabel("share of the images", color=INK)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, fontsize=9, labelcolor=INK)
-    figure.text(0.02, 0.93, title, fontsize=12, fontweight="bold", color=INK)
+    figure.text(0.02, 0.93, label_of(title), fontsize=12, fontweight="bold", color=INK)
     return save_png(figure, path, bbox_inches="tight", pad_inches=0.1)
 
 
@@ -223,6 +225,7 @@ def confusion_figure(
     predicted, truth = np.asarray(predicted), np.asarray(truth)
     _check_lengths(len(truth), predicted=predicted)
     _check_names(truth, class_names)
+    class_names = [label_of(name) for name in class_names]
     counts, classes, columns = confusion(predicted, truth)
     shares = counts / counts.sum(axis=1, keepdims=True)  # (true classes, groups)
     side = float(np.clip(0.42 * len(columns), 4.0, 9.0))
@@ -239,7 +242,7 @@ def confusion_figure(
                 axes.text(j, i, f"{100 * share:.0f}", ha="center", va="center", fontsize=9, color=color)
     _name_axes(axes, classes, columns, class_names, num_seen)
     right = counts[: len(classes), : len(classes)].trace() / counts.sum()
-    axes.set_title(f"{title}\n", fontsize=14, fontweight="bold", color=INK, loc="left")
+    axes.set_title(f"{label_of(title)}\n", fontsize=14, fontweight="bold", color=INK, loc="left")
     words = f"% of each true class; one matching of groups to classes: {right:.1%} on the diagonal"
     axes.annotate(words, (0, 1), (0, 9), "axes fraction", "offset points", fontsize=10.5, color=INK)
     return save_png(figure, path, bbox_inches="tight", pad_inches=0.15)

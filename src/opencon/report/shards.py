@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from opencon.errors import RunError
 from opencon.files import explained, parse_json, read_file, write_whole
 from opencon.report.table import PhotoRow, PhotoTable
 
@@ -22,9 +23,20 @@ UNLIKE = ""  # in the counts: photos that are unlike everything
 
 def read_records(path: Path) -> list[dict[str, str]]:
     """A record for each photo of a shard: name, label, error."""
-    # All lines as one list: a call for each would take four times as long.
-    records: list[dict[str, str]] = parse_json(b"[" + b",".join(read_file(path).splitlines()) + b"]")
+    try:
+        # All lines as one list: a call for each would take four times as long.
+        records: list[dict[str, str]] = parse_json(b"[" + b",".join(read_file(path).splitlines()) + b"]")
+        if not all(isinstance(r, dict) and "name" in r and set(map(type, r.values())) == {str} for r in records):
+            raise ValueError("it holds something else than photos")
+    except (OSError, ValueError) as err:
+        raise damaged(path, err) from err
     return records
+
+
+def damaged(path: Path, why: object) -> RunError:
+    """What to say of a file of a shard that cannot be used."""
+    done = path.with_suffix(".done").name
+    return RunError(f"{path} is damaged ({why}). Delete {done} beside it and run the same `opencon embed` again.")
 
 
 def labels_of(path: Path, labels: Mapping[str, str] | None) -> tuple[list[str], npt.NDArray[np.int32]]:
@@ -60,6 +72,8 @@ def write_table(
     if labels is not None:
         photos = [{**photo, "label": labels.get(photo["name"], "")} for photo in photos]
     readable = [photo for photo in photos if "error" not in photo]
+    if len(readable) != (len(said[0]) if said else 0):
+        raise damaged(records, f"it has {len(readable)} photos that can be read, and not as many features")
     columns = [values.tolist() for values in said] if said else [[]] * 4
     rows = [
         PhotoRow(

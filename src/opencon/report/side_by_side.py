@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from opencon.errors import DataError
-from opencon.report.figures import INK, NOVEL, SEEN, blank_figure, save_png
+from opencon.report.figures import INK, NOVEL, SEEN, blank_figure, label_of, save_png
 from opencon.report.paper_figures import choose_classes, confusion, draw_classes, draw_shares, project_classes
 
 PANEL = 4.6  # inches
@@ -48,15 +48,17 @@ def maps_figure(panels: Sequence[Panel], *, path: Path, number: int = 10, title:
         rows = np.flatnonzero(np.isin(truth, chosen))
         rows = rows[:: -(-len(rows) // MOST_ROWS)]
         how, xy = project_classes(np.asarray(panel.z, dtype=np.float64)[rows])
-        handles, _ = draw_classes(ax, xy, truth[rows], chosen, num_seen, [panel.class_names[c] for c in chosen])
-        ax.set_title(f"{panel.title}\n({how})", fontsize=11, color=INK)
+        handles, _ = draw_classes(
+            ax, xy, truth[rows], chosen, num_seen, [label_of(panel.class_names[c]) for c in chosen]
+        )
+        ax.set_title(f"{label_of(panel.title)}\n({how})", fontsize=11, color=INK)
     if len(same[0]) == len(panels):
         legend = figure.legend(
             handles=handles, loc="lower center", ncols=min(5, len(handles)), frameon=False, fontsize=9
         )
         for text, c in zip(legend.get_texts(), chosen, strict=True):
             text.set_color(SEEN if c < num_seen else NOVEL)
-    figure.text(0.125, 0.97, title, fontsize=13, fontweight="bold", color=INK)
+    figure.text(0.125, 0.97, label_of(title), fontsize=13, fontweight="bold", color=INK)
     return save_png(figure, path, bbox_inches="tight", pad_inches=0.15)
 
 
@@ -71,8 +73,8 @@ def confusions_figure(panels: Sequence[Panel], *, path: Path, number: int = 10) 
         shares = counts[np.ix_(shown, shown)] / counts[shown].sum(axis=1, keepdims=True)
         draw_shares(ax, shares, sum(c < num_seen for c in chosen))
         right = counts[: len(classes), : len(classes)].trace() / counts.sum()
-        ax.set_title(f"{panel.title}: {right:.1%}", fontsize=12, color=INK)
-        names = [class_names[c] for c in chosen]
+        ax.set_title(f"{label_of(panel.title)}: {right:.1%}", fontsize=12, color=INK)
+        names = [label_of(class_names[c]) for c in chosen]
         ax.set_xticks(range(len(chosen)), names, rotation=90, fontsize=8)
         ax.set_yticks(range(len(chosen)), names if at % MOST_IN_A_ROW == 0 else [""] * len(names), fontsize=8)
         for text, c in zip([*ax.get_xticklabels(), *ax.get_yticklabels()], [*chosen, *chosen], strict=True):

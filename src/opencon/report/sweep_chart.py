@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from opencon.report.figures import COLORS, FAINT, INK, blank_figure, save_png
+from opencon.report.figures import COLORS, FAINT, INK, blank_figure, label_of, save_png
 
 Point = tuple[str, float, float | None]  # value of the setting as text, mean, standard deviation
 
@@ -38,7 +38,7 @@ def sweep_chart(
     axes.set_axisbelow(True)
     if len(series) > 1 or "" not in series:
         axes.legend(frameon=False, fontsize=9, labelcolor=INK)
-    figure.text(0.02, 0.93, title, fontsize=12, fontweight="bold", color=INK)
+    figure.text(0.02, 0.93, label_of(title), fontsize=12, fontweight="bold", color=INK)
     return save_png(figure, path, bbox_inches="tight", pad_inches=0.1)
 
 
@@ -80,7 +80,9 @@ def _lines(axes: Any, series: Mapping[str, Sequence[Point]], values: Sequence[st
         ordered = sorted(points, key=lambda point: float(point[0]))
         x, y = [float(value) for value, _, _ in ordered], [mean for _, mean, _ in ordered]
         error = [std or 0.0 for _, _, std in ordered]
-        axes.errorbar(x, y, yerr=error, color=_color(i), marker="o", markersize=4, capsize=2, linewidth=1.4, label=name)
+        axes.errorbar(
+            x, y, yerr=error, color=_color(i), marker="o", markersize=4, capsize=2, linewidth=1.4, label=label_of(name)
+        )
 
 
 def _bars(axes: Any, series: Mapping[str, Sequence[Point]], values: Sequence[str]) -> None:
@@ -89,8 +91,8 @@ def _bars(axes: Any, series: Mapping[str, Sequence[Point]], values: Sequence[str
         places = [values.index(value) + (i - (len(series) - 1) / 2) * width for value, _, _ in points]
         error = [std or 0.0 for _, _, std in points]
         heights = [mean for _, mean, _ in points]
-        axes.bar(places, heights, width * 0.9, yerr=error, color=_color(i), ecolor=INK, capsize=2, label=name)
-    axes.set_xticks(range(len(values)), values, rotation=30 if len(values) > 6 else 0)
+        axes.bar(places, heights, width * 0.9, yerr=error, color=_color(i), ecolor=INK, capsize=2, label=label_of(name))
+    axes.set_xticks(range(len(values)), [label_of(value) for value in values], rotation=30 if len(values) > 6 else 0)
 
 
 def _color(i: int) -> str:

@@ -103,7 +103,10 @@ def read_log(path: Path, identity: str) -> list[Entry]:
 
 def _read(path: Path, identity: str) -> tuple[list[Entry], int]:
     """Every decision, and how many bytes of the file are whole lines."""
-    data = read_file(path)
+    try:
+        data = read_file(path)
+    except OSError as err:
+        raise RunError(f"cannot read {path} ({err.strerror}). Repair it, or --start-over.") from err
     end = data.rfind(b"\n") + 1
     entries: list[Entry] = []
     for number, line in enumerate(data[:end].splitlines(), start=1):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv
 import hashlib
+import io
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +23,7 @@ from opencon.report.table import from_text
 MODEL = "model.json"
 JUNK, STRANGERS = -1, -2  # places that are no group: what nobody wants, and what resembles nothing else
 RESULT = "result.json"
+NEEDED = ("file", "predicted", "given", "confidence", "error")  # columns of assignments.csv
 NOBODY = -1  # in a column of photos: none
 
 
@@ -71,12 +73,13 @@ def open_run(folder: Path, photos: Path | None = None) -> Run:
     if not (folder / DISCOVERY).is_file() or not (folder / ASSIGNMENTS).is_file():
         raise RunError(f"{folder} holds no finished discovery. Give the folder that `opencon discover --out` wrote.")
     root = photos.expanduser() if photos is not None else _root(folder)
-    with (folder / ASSIGNMENTS).open(encoding="utf-8", errors="surrogateescape", newline="") as file:
-        lines = [{key: from_text(cell or "") for key, cell in line.items()} for line in csv.DictReader(file)]
+    lines = _assignments(folder / ASSIGNMENTS)
     rows = [line for line in lines if not line["error"]]
     try:
         z = np.load(folder / EMBEDDINGS, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError) as err:
+        if z.ndim != 2 or z.dtype != np.float32:
+            raise ValueError(f"it holds {z.dtype} of shape {z.shape}")
+    except Exception as err:  # a damaged header raises nearly anything
         raise RunError(f"cannot read {folder / EMBEDDINGS} ({err}). Run the discovery again.") from err
     if len(rows) != len(z):
         raise RunError(
@@ -114,6 +117,22 @@ def open_run(folder: Path, photos: Path | None = None) -> Run:
     )
 
 
+def _assignments(path: Path) -> list[dict[str, str]]:
+    """The lines of assignments.csv."""
+    try:
+        text = read_file(path).decode("utf-8", "surrogateescape")
+        table = csv.DictReader(io.StringIO(text, newline=""))
+        lines = [{key: from_text(cell or "") for key, cell in line.items()} for line in table]
+        missing = [name for name in NEEDED if lines and name not in lines[0]]
+        if missing:
+            raise ValueError(f"it has no column {missing[0]}")
+        for line in lines:
+            float(line["confidence"] or 0)
+    except (OSError, ValueError, AttributeError, csv.Error) as err:
+        raise RunError(f"{path} cannot be read ({type(err).__name__}: {err}). Run the discovery again.") from err
+    return lines
+
+
 def _root(folder: Path) -> Path:
     where = _json(folder / DISCOVERY).get("photos")
     if not isinstance(where, str):
@@ -123,7 +142,9 @@ def _root(folder: Path) -> Path:
 
 def _model(folder: Path) -> dict[str, Any]:
     model = _json(folder / MODEL)
-    if not isinstance(model.get("class_names"), list) or not isinstance(model.get("classifier"), dict):
+    names, classifier = model.get("class_names"), model.get("classifier")
+    has_names = isinstance(names, list) and all(isinstance(name, str) for name in names)
+    if not has_names or not isinstance(classifier, dict) or type(classifier.get("num_seen")) is not int:
         raise RunError(f"{folder / MODEL} is not a model of opencon. Run the discovery again.")
     return model
 
@@ -140,7 +161,7 @@ def _json(path: Path) -> dict[str, Any]:
 
 def _identity(rows: list[dict[str, str]], model: Mapping[str, Any]) -> str:
     """Of the photos, their order and their groups; names of groups may change without harm to what was decided."""
-    digest = hashlib.sha256(str(model.get("sha256")).encode())
+    digest = hashlib.sha256(str(model.get("sha256")).encode("utf-8", "backslashreplace"))
     for row in rows:
         digest.update(row["file"].encode("utf-8", "surrogateescape") + b"\0")
     return digest.hexdigest()[:16]

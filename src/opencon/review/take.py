@@ -10,6 +10,7 @@ Nothing is ever written over. A name that a file system would not take is spelle
 from __future__ import annotations
 
 import csv
+import errno
 import io
 import json
 import os
@@ -21,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from opencon.errors import ConfigError, RunError
-from opencon.files import parse_json
+from opencon.files import parse_json, read_file
 from opencon.review.run import JUNK, STRANGERS
 from opencon.review.state import State
 
@@ -119,7 +120,7 @@ def sort_photos(
                 (into / METADATA).write_bytes(_metadata(metadata).encode("utf-8", "surrogateescape"))
     except OSError as err:
         raise RunError(
-            f"stopped at {err.filename} ({err.strerror}). What was made so far is listed in {into / MANIFEST}; "
+            f"stopped at {err.filename or into} ({err.strerror}). What was made so far is listed in {into / MANIFEST}; "
             f"`opencon sort --undo {into}` takes it back."
         ) from err
     return {name: count for name, count in counts.items() if count}
@@ -174,6 +175,8 @@ def _numbered(stem: str, suffix: str) -> Iterator[str]:
 def _make(source: Path, target: Path, way: str) -> None:
     """One file; each of these ways fails where something is there already."""
     target.parent.mkdir(exist_ok=True)
+    if not source.is_file():  # a pipe would wait forever
+        raise FileNotFoundError(errno.ENOENT, "there is no such file any more", str(source))
     if way == "hardlink":
         os.link(source, target)
     elif way == "symlink":
@@ -199,22 +202,22 @@ def undo_sort(into: Path) -> tuple[int, list[str]]:
     """
     into = into.expanduser()
     try:
-        lines = (into / MANIFEST).read_text(encoding="utf-8").splitlines()
+        lines = read_file(into / MANIFEST).splitlines()
     except OSError as err:
         raise RunError(f"{into} holds no {MANIFEST}: nothing was sorted into it. Give the folder of --into.") from err
     removed, kept, folders = 0, [], set()
     for line in lines:
         try:
             entry: dict[str, Any] = parse_json(line)
-            made = into / entry["made"]
-            if not made.parent.resolve().is_relative_to(into.resolve()):
+            made, source, way = into / entry["made"], Path(entry["from"]), entry["way"]
+            if not made.parent.resolve().is_relative_to(into.resolve()) or way not in (*WAYS, "table"):
                 raise ValueError
         except (ValueError, KeyError, TypeError):  # the last line of a program that was killed, or not ours
             continue
         folders.add(made.parent)
         if not os.path.lexists(made):
             continue
-        if _is_ours(made, Path(entry["from"]), entry["way"]):
+        if _is_ours(made, source, way):
             made.unlink()
             removed += 1
         else:

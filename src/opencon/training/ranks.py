@@ -23,7 +23,7 @@ from torch._C._distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
 from opencon.encoders.synchronized import has_synchronized
-from opencon.errors import ConfigError, OpenConError
+from opencon.errors import ConfigError, OpenConError, RunError
 from opencon.training.run_folder import RunFolder
 
 T = TypeVar("T")
@@ -62,8 +62,20 @@ def joined(device: torch.device) -> Iterator[torch.device]:
     dist.init_process_group(backend, store=store, rank=number, world_size=size, timeout=PATIENCE)
     try:
         yield device
+    except RuntimeError as err:
+        if not _is_alone(err):
+            raise
+        raise RunError(
+            f"rank {number} has lost the others: one of them has ended, and what it said stands above or in its own log. "
+            f"torchrun begins again with all of them, from the last checkpoint, as often as --max-restarts says."
+        ) from err
     finally:
         dist.destroy_process_group()
+
+
+def _is_alone(err: RuntimeError) -> bool:
+    """Whether this is how torch reports that another rank has gone: NCCL by its kind of error, gloo by its source code."""
+    return isinstance(err, dist.DistError) or "/gloo/" in str(err)
 
 
 @contextlib.contextmanager
