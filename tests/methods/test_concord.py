@@ -10,6 +10,7 @@ from opencon.config import ViewConfig
 from opencon.data.loader import Batch
 from opencon.errors import ConfigError
 from opencon.methods import METHODS, Concord, ConcordConfig, Epoch, FeatureBank
+from opencon.methods.correction import NOT_TRIED
 from opencon.methods.parts import WeightAverage
 from opencon.runtime import seeded
 from tests.methods.toys import TASK, ExactEmbedder, toy_batch
@@ -206,6 +207,15 @@ def test_a_class_that_is_not_looked_for_has_no_part_in_anything(shares):
     assert out.logs["prototypes"] == 5
 
 
+def test_three_epochs_are_looked_at_before_the_last_start():
+    method, (bank, _) = unsure(contrast_epochs=12), five_lumps()
+    looked = []
+    for index in range(13):
+        method.before_epoch(Epoch(index, 20, lambda: bank))
+        looked.append(int((method.signs > NOT_TRIED).any(dim=2).all(dim=1).sum()))
+    assert looked == [0, 0, 1, 1, 1, 1, 1, 2, 2, 2, 2, 2, 3]
+
+
 def test_a_number_that_is_given_is_kept():
     task = replace(TASK, num_classes=9, num_images=80)
     method, (bank, _) = Concord(ConcordConfig(), task, ExactEmbedder(dim=4, num_features=7)).double(), five_lumps()
@@ -217,7 +227,7 @@ def test_a_number_that_is_given_is_kept():
 def test_checkpoints_from_before_it_could_count_are_read():
     method = build()
     state = method.state_dict()
-    del state["is_used"]
+    del state["is_used"], state["signs"]
     method.is_used.fill_(False)
     method.load_state_dict(state)
     assert bool(method.is_used.all())

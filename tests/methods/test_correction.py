@@ -10,7 +10,7 @@ from opencon.experiments.recipes import get_recipe
 from opencon.experiments.train import changed_number
 from opencon.experiments.workbench import assemble, prepare
 from opencon.methods import Epoch, correction
-from opencon.methods.correction import NOT_TRIED, Looked, correct, look
+from opencon.methods.correction import NOT_TRIED, Looked, correct, decide, look, signs_of
 from opencon.prototypes import seen_score
 
 SEEN, CLASSES, DIM, EACH = 3, 6, 16, 40
@@ -88,14 +88,25 @@ def test_the_largest_sum_of_signs_over_the_epochs_decides():
     signs = torch.full((2, 2, 6), NOT_TRIED)
     signs[:, 0, 2:] = torch.tensor([[0.95, 0.9, 0.9, 0.1], [0.95, 0.9, 0.9, 0.1]])  # of 2, 3, 4, 5 groups
     signs[:, 1, 2:] = torch.tensor([[1.0, 1.2, 1.2, 1.3], [1.0, 1.2, 1.1, 1.3]])
-    assert correction._number(signs, in_use=7) == 3  # better than 2 and 5 by the sum, than 4 by the second epoch
-    assert correction._number(signs[:1], in_use=7) == 3  # as good as 4: the smaller
+    assert decide(signs, otherwise=7) == 3  # better than 2 and 5 by the sum, than 4 by the second epoch
+    assert decide(signs[:1], otherwise=7) == 3  # as good as 4: the smaller
     signs[1, :, 3] = NOT_TRIED  # at one epoch alone a number is not tried
-    assert correction._number(signs, in_use=7) == 4
+    assert decide(signs, otherwise=7) == 4
     signs[:, 0, 4] = 0.7
-    assert correction._number(signs, in_use=7) == 2
+    assert decide(signs, otherwise=7) == 2
     signs[:, 0, 2] = 0.5
-    assert correction._number(signs, in_use=7) == 7  # its groups do not come back
+    assert decide(signs, otherwise=7) == 7  # its groups do not come back
+    assert decide(signs, otherwise=None) == 5  # stands apart most in the last look
+
+
+def test_where_groups_do_not_come_back_one_number_is_tried(world):
+    z, _, labels, _ = world
+    clear = signs_of(Looked.at(z, z, labels, SEEN), 9, 12, where_clear=True)
+    torch.testing.assert_close(clear, signs_of(Looked.at(z, z, labels, SEEN), 9, 12))
+    assert decide(clear[None], otherwise=None) == CLASSES
+    noise = F.normalize(torch.randn(len(z), DIM, generator=torch.Generator().manual_seed(0)), dim=1)
+    found = signs_of(Looked.at(noise, noise, labels, SEEN), 9, 12, where_clear=True)
+    assert int((found > NOT_TRIED).all(dim=0).sum()) == 1
 
 
 def test_seen_prototypes_never_go_and_never_move(world):

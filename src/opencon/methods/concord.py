@@ -22,7 +22,6 @@ from torch import Tensor
 
 from opencon.cluster.kmeans import kmeans
 from opencon.config import AugmentConfig, MethodConfig, ViewConfig, Views
-from opencon.counting import estimate_classes
 from opencon.encoders import Embedder
 from opencon.errors import require
 from opencon.losses.balance import sinkhorn
@@ -38,6 +37,7 @@ from opencon.methods.base import (
     Task,
     Variant,
 )
+from opencon.methods.correction import APART, LOOKS, NOT_TRIED, Looked, decide, signs_of
 from opencon.methods.gcd import contrast
 from opencon.methods.parts import CosineClassifier, not_negative, positive
 from opencon.methods.schedule import DIGITS_VIEW, usual
@@ -118,8 +118,8 @@ class Concord(Method[ConcordConfig]):
     image's class is that of its greatest cosine.
 
     Where the number of classes is an estimate, the method is given more of them than it seems to need. The features learn
-    with all of them until the last start. There the classes are counted anew (`counting.tree`), k-means makes that many, and
-    the others are no longer looked for.
+    with all of them until the last start. There the classes are counted anew, from looks at the features of three epochs
+    (`methods.correction`); k-means makes that many, and the others are no longer looked for.
     """
 
     settings = ConcordConfig
@@ -128,6 +128,7 @@ class Concord(Method[ConcordConfig]):
     shares: Tensor  # (C,) expected among unlabeled images
     is_started: Tensor  # scalar bool: the classifier has left its random start, and learns
     is_used: Tensor  # (C,) bool: classes that are looked for; all of them unless they are counted anew
+    signs: Tensor  # (LOOKS, 2, C + 1) what speaks for each number of classes, where they are counted
 
     def __init__(self, config: ConcordConfig, task: Task, embedder: Embedder) -> None:
         super().__init__(config, task, embedder)
@@ -136,11 +137,14 @@ class Concord(Method[ConcordConfig]):
         self.register_buffer("queue", torch.zeros(min(config.queue, task.num_images // 2), task.num_classes))
         self.register_buffer("is_started", torch.tensor(False))
         self.register_buffer("is_used", torch.ones(task.num_classes, dtype=torch.bool))
+        self.register_buffer("signs", torch.full((LOOKS, 2, task.num_classes + 1), NOT_TRIED))
         self.counts = config.corrects(task.is_counted)
         self._look_for(task.num_classes)
 
     def _load_from_state_dict(self, state: dict[str, Any], prefix: str, *args: Any) -> None:
-        state.setdefault(f"{prefix}is_used", torch.ones_like(self.is_used))  # checkpoints from before it could count
+        # Checkpoints from before it could count, or looked more than once.
+        state.setdefault(f"{prefix}is_used", torch.ones_like(self.is_used))
+        state.setdefault(f"{prefix}signs", self.signs.clone())
         super()._load_from_state_dict(state, prefix, *args)
 
     @torch.no_grad()
@@ -204,6 +208,8 @@ class Concord(Method[ConcordConfig]):
         Start anew where the settings say so. At the last start, count the classes where that is wanted.
         """
         c, S = self.config, self.task.num_seen
+        if self.counts:
+            self._look(epoch, max(c.restarts, default=c.contrast_epochs) - epoch.index)
         is_first = epoch.index >= c.contrast_epochs and not bool(self.is_started)  # host sync: once an epoch
         if not is_first and (c.num_starts == 0 or epoch.index not in c.restarts):
             return
@@ -212,11 +218,17 @@ class Concord(Method[ConcordConfig]):
             self._begin(bank)
             return
         if self.counts and epoch.index == max(c.restarts, default=c.contrast_epochs):
-            count = estimate_classes(bank.z, bank.labels, num_seen=S, max_classes=self.task.num_classes)
-            self._look_for(max(count.num_classes, S + 1))
+            self._look_for(max(decide(self.signs.cpu(), otherwise=None), S + 1))
         number, stream = int(self.is_used.sum()), generator(torch.device("cpu"), 0)
         found = kmeans(bank.z, number, num_starts=c.num_starts, generator=stream, labels=bank.labels, num_seen=S)
         self.start_from(bank, found.assignment)
+
+    def _look(self, epoch: Epoch, left: int) -> None:
+        """At some epochs before the last start, what speaks for each number of classes."""
+        if left in range(0, LOOKS * APART, APART):
+            bank, C = epoch.features(), self.task.num_classes
+            rows = Looked.at(bank.z, bank.z, bank.labels, self.task.num_seen)
+            self.signs[left // APART] = signs_of(rows, C, C, where_clear=True).to(self.signs)
 
     def _cosines(self, rows: Tensor) -> Tensor:
         """(N, F) -> (N, C); that of a class which is not looked for is below all others."""

@@ -85,11 +85,26 @@ def look(prototypes: Tensor, live: Tensor, rows: Looked) -> Tensor:
         live: (C,) which of them count; seen ones always do.
         rows: what is looked at.
     """
+    return signs_of(rows, min(round(MOST * _in_use(prototypes, live, rows)), len(prototypes)), len(prototypes))
+
+
+@torch.no_grad()
+def signs_of(rows: Looked, most: int, num_classes: int, *, where_clear: bool = False) -> Tensor:
+    """(2, C + 1) the two signs for each number of groups up to `most`; NOT_TRIED for the others.
+
+    With `where_clear` the number whose groups stand apart most is tried first. Where these do not come back, no other is
+    tried: with a hundred classes and more, that would take longer than the training.
+    """
     S, num_free = rows.num_seen, int((rows.labels < 0).sum())
-    most = min(round(MOST * _in_use(prototypes, live, rows)), len(prototypes), S + num_free // LEAST_IN_GROUP)
+    most = max(min(most, S + num_free // LEAST_IN_GROUP), S + 1)
     tree = dict(estimate_classes(rows.features, rows.labels, num_seen=S, max_classes=most).curve)
-    found = torch.full((2, len(prototypes) + 1), NOT_TRIED)
-    for number in _numbers(S + 1, most):
+    numbers = _numbers(S + 1, most)
+    if where_clear:
+        first = max(numbers, key=lambda number: tree.get(number, 0.0))
+        if _come_back(rows, first) < CLEAR:
+            numbers = [first]
+    found = torch.full((2, num_classes + 1), NOT_TRIED)
+    for number in numbers:
         found[:, number] = torch.tensor([_come_back(rows, number), tree.get(number, 0.0)])
     return found
 
@@ -102,7 +117,7 @@ def correct(prototypes: Tensor, live: Tensor, rows: Looked, *, signs: Tensor) ->
         signs: (n, 2, C + 1) what `look` has found, at one or more epochs.
     """
     z, S, in_use = rows.z, rows.num_seen, _in_use(prototypes, live, rows)
-    number = _number(signs, in_use)
+    number = decide(signs, otherwise=in_use)
     group = partial(kmeans, num_starts=STARTS, generator=generator(z.device, number))
     groups = group(rows.features, number, labels=rows.labels, num_seen=S).assignment
     total = torch.zeros_like(z[:1]).repeat(len(prototypes), 1).index_add_(0, groups, z)
@@ -122,12 +137,19 @@ def _in_use(prototypes: Tensor, live: Tensor, rows: Looked) -> int:
     return rows.num_seen + max(int(enough.sum()), 1)
 
 
-def _number(signs: Tensor, in_use: int) -> int:
-    """K: the number with the largest sum of signs; that in use where its groups do not come back. See the top."""
-    is_tried = (signs > NOT_TRIED).all(dim=0).all(dim=0)  # (C + 1,)
+def decide(signs: Tensor, *, otherwise: int | None) -> int:
+    """K: the number with the largest sum of signs (n, 2, C + 1), the last look first.
+
+    Where the groups of this number do not come back it is `otherwise`; None: that whose groups stood apart most in the
+    last look.
+    """
+    signs = signs[(signs > NOT_TRIED).all(dim=1).any(dim=1)]  # a short run looks once
+    is_tried = (signs > NOT_TRIED).all(dim=1).all(dim=0)  # (C + 1,)
     come_back, apart = signs.mean(dim=0)
     best = int(torch.where(is_tried, come_back + apart, -torch.inf).argmax())  # the smallest of equals
-    return best if float(come_back[best]) >= CLEAR else in_use
+    if bool(is_tried.any()) and float(come_back[best]) >= CLEAR:
+        return best
+    return int(signs[0, 1].argmax()) if otherwise is None else otherwise
 
 
 def _numbers(low: int, high: int) -> list[int]:

@@ -224,8 +224,7 @@ class OpenCon(Method[OpenConConfig]):
         self.signs[left // APART] = look(self.prototypes, self.live, rows).to(self.signs)
         if left:
             return
-        signs = torch.stack([one for one in self.signs if bool((one > NOT_TRIED).any())])  # a short run looks once
-        found = correct(self.prototypes, self.live, rows, signs=signs.cpu())
+        found = correct(self.prototypes, self.live, rows, signs=self.signs.cpu())
         self.prototypes.copy_(found.prototypes)
         self.live.copy_(found.live)
         self.corrected += torch.tensor([found.gone, found.merged, found.split]).to(self.corrected)
