@@ -211,7 +211,7 @@ def test_three_epochs_are_looked_at_before_the_last_start():
     method, (bank, _) = unsure(contrast_epochs=12), five_lumps()
     looked = []
     for index in range(13):
-        method.before_epoch(Epoch(index, 20, lambda: bank))
+        method.before_epoch(Epoch(index, 24, lambda: bank))
         looked.append(int((method.signs > NOT_TRIED).any(dim=2).all(dim=1).sum()))
     assert looked == [0, 0, 1, 1, 1, 1, 1, 2, 2, 2, 2, 2, 3]
 
@@ -288,6 +288,18 @@ def test_contrast_may_have_its_epochs_alone():
 
 
 # --- after the step ---------------------------------------------------------------------------------------------------
+
+
+def test_a_short_run_leaves_half_of_its_epochs_to_the_classifier():
+    method, (bank, _) = build(started=False, contrast_epochs=50, restarts=(60, 90), counts=True), two_lumps()
+    for index in range(20):
+        assert bool(method.is_started) == (index > 10)
+        method.before_epoch(Epoch(index, 20, lambda: bank))
+    assert (method.signs > NOT_TRIED).any(dim=2).all()  # it has counted, too
+    method = build(started=False, contrast_epochs=3, restarts=(5, 12), counts=True)
+    for index in range(9):
+        method.before_epoch(Epoch(index, 9, lambda: bank))
+    assert (method.signs[0] > NOT_TRIED).any(), "the last new start that the run reaches counts"
 
 
 def test_the_queue_takes_the_newest_first():
