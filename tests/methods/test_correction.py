@@ -99,6 +99,19 @@ def test_the_largest_sum_of_signs_over_the_epochs_decides():
     assert decide(signs, otherwise=None) == 5  # stands apart most in the last look
 
 
+def test_of_many_rows_some_are_looked_at_and_every_label(world):
+    z, _, labels, _ = world
+    z, labels = z.repeat(200, 1), torch.full((200 * len(z),), -1)
+    labels[[1, 3, 5, 7, 9]] = torch.tensor([0, 1, 0, 2, 1])  # on rows that an even step would leave out
+    rows = Looked.at(z, z, labels, SEEN)
+    assert len(rows.z) <= correction.MOST_ROWS + SEEN
+    assert rows.labels.unique().tolist() == [-1, 0, 1, 2]
+    assert Looked.at(z[:24000], z[:24000], labels[:24000], SEEN).z.shape[0] <= correction.MOST_ROWS + SEEN
+    few = Looked.at(z[:100], z[:100], labels[:100], SEEN)
+    assert torch.equal(few.z, z[:100])
+    assert torch.equal(few.labels, labels[:100])
+
+
 def test_where_groups_do_not_come_back_one_number_is_tried(world):
     z, _, labels, _ = world
     clear = signs_of(Looked.at(z, z, labels, SEEN), 9, 12, where_clear=True)

@@ -60,9 +60,12 @@ class Looked:
 
     @classmethod
     def at(cls, z: Tensor, features: Tensor, labels: Tensor, num_seen: int) -> Looked:
-        """Not more rows than are looked at."""
-        step = max(1, len(z) // MOST_ROWS)
-        return cls(z[::step].float(), F.normalize(features[::step].float(), dim=1), labels[::step], num_seen)
+        """Not more rows than are looked at, but for a row of each label."""
+        chosen = torch.zeros_like(labels, dtype=torch.bool)
+        chosen[:: -(-len(z) // MOST_ROWS)] = True
+        by_label = labels.argsort(stable=True)
+        chosen[by_label[labels[by_label].diff(prepend=labels.new_full((1,), -2)) > 0]] = True  # one of each label
+        return cls(z[chosen].float(), F.normalize(features[chosen].float(), dim=1), labels[chosen], num_seen)
 
 
 @dataclass(frozen=True)
