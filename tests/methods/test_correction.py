@@ -99,6 +99,16 @@ def test_the_largest_sum_of_signs_over_the_epochs_decides():
     assert decide(signs, otherwise=None) == 5  # stands apart most in the last look
 
 
+def test_a_look_that_has_tried_one_number_says_nothing_of_others():
+    signs = torch.full((3, 2, 6), NOT_TRIED)
+    signs[:2, 0, 2:] = torch.tensor([0.9, 0.85, 0.95, 0.9])
+    signs[:2, 1, 2:] = torch.tensor([1.0, 1.1, 1.3, 1.2])
+    signs[2, :, 3] = torch.tensor([0.79, 1.1])  # the earliest, before groups came back
+    assert decide(signs, otherwise=None) == 4
+    assert decide(signs[2:], otherwise=None) == 3  # it has nothing else
+    assert decide(signs.flip(0), otherwise=None) == 4
+
+
 def test_of_many_rows_some_are_looked_at_and_every_label(world):
     z, _, labels, _ = world
     z, labels = z.repeat(200, 1), torch.full((200 * len(z),), -1)

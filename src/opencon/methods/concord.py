@@ -231,7 +231,9 @@ class Concord(Method[ConcordConfig]):
         if left in range(0, LOOKS * APART, APART):
             bank, C = epoch.features(), self.task.num_classes
             rows = Looked.at(bank.z, bank.z, bank.labels, self.task.num_seen)
-            self.signs[left // APART] = signs_of(rows, C, C, where_clear=True).to(self.signs)
+            # Once groups have come back all numbers are tried: else one that does not, by a hair, would decide alone.
+            was_clear = bool(((self.signs > NOT_TRIED).all(dim=1).sum(dim=1) > 1).any())  # host sync
+            self.signs[left // APART] = signs_of(rows, C, C, where_clear=not was_clear).to(self.signs)
 
     def _cosines(self, rows: Tensor) -> Tensor:
         """(N, F) -> (N, C); that of a class which is not looked for is below all others."""

@@ -146,7 +146,9 @@ def decide(signs: Tensor, *, otherwise: int | None) -> int:
     Where the groups of this number do not come back it is `otherwise`; None: that whose groups stood apart most in the
     last look.
     """
-    signs = signs[(signs > NOT_TRIED).all(dim=1).any(dim=1)]  # a short run looks once
+    tried = (signs > NOT_TRIED).all(dim=1).sum(dim=1)  # (n,)
+    # A short run looks once. A look that has tried one number says nothing of others.
+    signs = signs[tried > int(bool((tried > 1).any()))]
     is_tried = (signs > NOT_TRIED).all(dim=1).all(dim=0)  # (C + 1,)
     come_back, apart = signs.mean(dim=0)
     best = int(torch.where(is_tried, come_back + apart, -torch.inf).argmax())  # the smallest of equals
