@@ -5,6 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from opencon.config import with_settings
+from opencon.counting import CountEstimate
 from opencon.experiments.evaluate import draw_numbers
 from opencon.experiments.recipes import get_recipe
 from opencon.experiments.train import changed_number
@@ -130,6 +131,16 @@ def test_where_groups_do_not_come_back_one_number_is_tried(world):
     noise = F.normalize(torch.randn(len(z), DIM, generator=torch.Generator().manual_seed(0)), dim=1)
     found = signs_of(Looked.at(noise, noise, labels, SEEN), 9, 12, where_clear=True)
     assert int((found > NOT_TRIED).all(dim=0).sum()) == 1
+
+
+def test_where_groups_do_not_come_back_the_tree_says_any_number(world, monkeypatch):
+    """Of large numbers some alone are tried: from 40 every second."""
+    z, _, labels, _ = world
+    curve = tuple((number, 2.0 if number == 51 else 1.0) for number in range(SEEN, 61))
+    monkeypatch.setattr(correction, "estimate_classes", lambda *_, **__: CountEstimate(51, 51, 51, curve, ""))
+    monkeypatch.setattr(correction, "_come_back", lambda *_: 0.1)
+    monkeypatch.setattr(correction, "LEAST_IN_GROUP", 1)
+    assert decide(signs_of(Looked.at(z, z, labels, SEEN), 60, 60, where_clear=True)[None], otherwise=None) == 51
 
 
 def test_seen_prototypes_never_go_and_never_move(world):

@@ -103,9 +103,8 @@ def signs_of(rows: Looked, most: int, num_classes: int, *, where_clear: bool = F
     tree = dict(estimate_classes(rows.features, rows.labels, num_seen=S, max_classes=most).curve)
     numbers = _numbers(S + 1, most)
     if where_clear:
-        first = max(numbers, key=lambda number: tree.get(number, 0.0))
-        if _come_back(rows, first) < CLEAR:
-            numbers = [first]
+        first = max(range(S + 1, most + 1), key=lambda number: tree.get(number, 0.0))
+        numbers = [first] if _come_back(rows, first) < CLEAR else sorted({*numbers, first})
     found = torch.full((2, num_classes + 1), NOT_TRIED)
     for number in numbers:
         found[:, number] = torch.tensor([_come_back(rows, number), tree.get(number, 0.0)])
