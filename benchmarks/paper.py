@@ -1,10 +1,10 @@
-"""The page docs/paper.md: the paper's tables from results/paper/*.json; and what runs on a GPU begin and end with.
+"""The page docs/paper.md: the paper's tables from results/paper/*.json; and how runs come in from a machine with a GPU.
 
 python benchmarks/paper.py                                    the page
 python benchmarks/paper.py give runs/paper                    the record into a sweep, whose runs are not repeated then
 python benchmarks/paper.py take runs/paper/results.json NAME  what the record lacks into results/paper/NAME.json
 
-On a GPU, the most telling runs first, seed by seed, in commands that end within ten minutes:
+There, the most telling runs first, seed by seed; --minutes lets one command end in time:
 
     python benchmarks/paper.py give runs/paper
     opencon paper unknown main novelty modified losses converged percentile labels pcl distributions umap10 umap20 \\

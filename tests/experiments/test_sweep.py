@@ -106,6 +106,7 @@ def test_data_that_can_be_fetched_need_not_be_there(tmp_path, monkeypatch):
     [
         ("sweep.json", "{}"),
         ("sweep.json", '{"cells": ["digits"]}'),
+        ("sweep.json", '{"cells": [{"recipe": "digits", "seed": 0, "labels": ["a"], "settings": [], "also": []}]}'),
         ("sweep.json", '{"cells": [{"recipe": "digits", "seed": "x", "settings": [], "also": []}]}'),
         ("results.json", "{}"),
         ("results.json", '{"cells": {"digits-seed0": 3}}'),

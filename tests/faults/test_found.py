@@ -20,6 +20,7 @@ from opencon.data.benchmarks import CIFAR_FILES, _read_archive
 from opencon.data.tables import read_table
 from opencon.errors import ConfigError, DataError, RunError
 from opencon.experiments.recipes import get_recipe, read_config
+from opencon.experiments.results import Predictions, renamed
 from opencon.photos import discover as discovering
 from opencon.photos import set_aside
 from opencon.photos.discover import open_folder
@@ -35,6 +36,7 @@ from opencon.report.sweep_chart import sweep_chart
 from opencon.report.table import PhotoRow, PhotoTable, as_text, from_text
 from opencon.review.run import open_run
 from opencon.review.take import Taken, sort_photos
+from opencon.training.run_folder import RunFolder
 from tests.test_cli import opencon, refused
 
 ROOT = Path(__file__).parents[2]
@@ -319,3 +321,11 @@ def test_endless_nesting_in_a_discovery_is_a_sentence(tmp_path, capsys):
     (tmp_path / "discovery.json").write_text("[" * 50_000)
     with pytest.raises(RunError, match="nested too deeply"):
         open_run(tmp_path)
+
+
+@pytest.mark.parametrize("content", ["{}", '{"class_names": 3}'])
+def test_damaged_classes_of_a_run_are_a_sentence_for_its_predictions_too(tmp_path, content):
+    (tmp_path / "classes.json").write_text(content)
+    found = Predictions(("a",), np.zeros(1, int), np.zeros(1, int), ("b",), ("b",), 1, None, None)
+    with pytest.raises(RunError, match=r"classes\.json is damaged"):
+        renamed(found, RunFolder(tmp_path))

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from opencon.config import ViewConfig
 from opencon.data.loader import Batch
 from opencon.errors import ConfigError
-from opencon.methods import METHODS, Concord, ConcordConfig, Epoch, FeatureBank
+from opencon.methods import METHODS, Concord, ConcordConfig, Epoch, FeatureBank, concord
 from opencon.methods.correction import NOT_TRIED
 from opencon.methods.parts import WeightAverage
 from opencon.runtime import seeded
@@ -211,9 +211,27 @@ def test_three_epochs_are_looked_at_before_the_last_start():
     method, (bank, _) = unsure(contrast_epochs=12), five_lumps()
     looked = []
     for index in range(13):
-        method.before_epoch(Epoch(index, 20, lambda: bank))
+        method.before_epoch(Epoch(index, 24, lambda: bank))
         looked.append(int((method.signs > NOT_TRIED).any(dim=2).all(dim=1).sum()))
     assert looked == [0, 0, 1, 1, 1, 1, 1, 2, 2, 2, 2, 2, 3]
+
+
+def test_once_groups_have_come_back_every_number_is_tried(monkeypatch):
+    method, (bank, _) = unsure(contrast_epochs=12), five_lumps()
+    z = torch.randn(bank.z.shape, generator=torch.Generator().manual_seed(0))
+    noise = FeatureBank(F.normalize(z, dim=1), bank.labels)
+    whole, asked = concord.signs_of, []
+
+    def seen(*args, where_clear):
+        asked.append(where_clear)
+        return whole(*args, where_clear=where_clear)
+
+    monkeypatch.setattr(concord, "signs_of", seen)
+    for index in range(13):
+        method.before_epoch(Epoch(index, 24, lambda at=index: noise if at == 2 else bank))
+    assert asked == [True, True, False]
+    assert (method.signs > NOT_TRIED).all(dim=1).sum(dim=1).tolist() == [7, 7, 1]  # the last look first
+    assert int(method.is_used.sum()) == 5  # the noise of the first look is no veto
 
 
 def test_a_number_that_is_given_is_kept():
@@ -288,6 +306,18 @@ def test_contrast_may_have_its_epochs_alone():
 
 
 # --- after the step ---------------------------------------------------------------------------------------------------
+
+
+def test_a_short_run_leaves_half_of_its_epochs_to_the_classifier():
+    method, (bank, _) = build(started=False, contrast_epochs=50, restarts=(60, 90), counts=True), two_lumps()
+    for index in range(20):
+        assert bool(method.is_started) == (index > 10)
+        method.before_epoch(Epoch(index, 20, lambda: bank))
+    assert (method.signs > NOT_TRIED).any(dim=2).all()  # it has counted, too
+    method = build(started=False, contrast_epochs=3, restarts=(5, 12), counts=True)
+    for index in range(9):
+        method.before_epoch(Epoch(index, 9, lambda: bank))
+    assert (method.signs[0] > NOT_TRIED).any(), "the last new start that the run reaches counts"
 
 
 def test_the_queue_takes_the_newest_first():

@@ -5,6 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from opencon.config import with_settings
+from opencon.counting import CountEstimate
 from opencon.experiments.evaluate import draw_numbers
 from opencon.experiments.recipes import get_recipe
 from opencon.experiments.train import changed_number
@@ -99,6 +100,29 @@ def test_the_largest_sum_of_signs_over_the_epochs_decides():
     assert decide(signs, otherwise=None) == 5  # stands apart most in the last look
 
 
+def test_a_look_that_has_tried_one_number_says_nothing_of_others():
+    signs = torch.full((3, 2, 6), NOT_TRIED)
+    signs[:2, 0, 2:] = torch.tensor([0.9, 0.85, 0.95, 0.9])
+    signs[:2, 1, 2:] = torch.tensor([1.0, 1.1, 1.3, 1.2])
+    signs[2, :, 3] = torch.tensor([0.79, 1.1])  # the earliest, before groups came back
+    assert decide(signs, otherwise=None) == 4
+    assert decide(signs[2:], otherwise=None) == 3  # it has nothing else
+    assert decide(signs.flip(0), otherwise=None) == 4
+
+
+def test_of_many_rows_some_are_looked_at_and_every_label(world):
+    z, _, labels, _ = world
+    z, labels = z.repeat(200, 1), torch.full((200 * len(z),), -1)
+    labels[[1, 3, 5, 7, 9]] = torch.tensor([0, 1, 0, 2, 1])  # on rows that an even step would leave out
+    rows = Looked.at(z, z, labels, SEEN)
+    assert len(rows.z) <= correction.MOST_ROWS + SEEN
+    assert rows.labels.unique().tolist() == [-1, 0, 1, 2]
+    assert Looked.at(z[:24000], z[:24000], labels[:24000], SEEN).z.shape[0] <= correction.MOST_ROWS + SEEN
+    few = Looked.at(z[:100], z[:100], labels[:100], SEEN)
+    assert torch.equal(few.z, z[:100])
+    assert torch.equal(few.labels, labels[:100])
+
+
 def test_where_groups_do_not_come_back_one_number_is_tried(world):
     z, _, labels, _ = world
     clear = signs_of(Looked.at(z, z, labels, SEEN), 9, 12, where_clear=True)
@@ -107,6 +131,16 @@ def test_where_groups_do_not_come_back_one_number_is_tried(world):
     noise = F.normalize(torch.randn(len(z), DIM, generator=torch.Generator().manual_seed(0)), dim=1)
     found = signs_of(Looked.at(noise, noise, labels, SEEN), 9, 12, where_clear=True)
     assert int((found > NOT_TRIED).all(dim=0).sum()) == 1
+
+
+def test_where_groups_do_not_come_back_the_tree_says_any_number(world, monkeypatch):
+    """Of large numbers some alone are tried: from 40 every second."""
+    z, _, labels, _ = world
+    curve = tuple((number, 2.0 if number == 51 else 1.0) for number in range(SEEN, 61))
+    monkeypatch.setattr(correction, "estimate_classes", lambda *_, **__: CountEstimate(51, 51, 51, curve, ""))
+    monkeypatch.setattr(correction, "_come_back", lambda *_: 0.1)
+    monkeypatch.setattr(correction, "LEAST_IN_GROUP", 1)
+    assert decide(signs_of(Looked.at(z, z, labels, SEEN), 60, 60, where_clear=True)[None], otherwise=None) == 51
 
 
 def test_seen_prototypes_never_go_and_never_move(world):

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from opencon.config import EvaluationSet
-from opencon.errors import DataError, MissingExtraError
+from opencon.errors import DataError, MissingExtraError, RunError
 from opencon.experiments.classes import FILE, class_names, facts_from, file_names
 from opencon.experiments.workbench import Workbench
 from opencon.metrics import match
@@ -130,7 +130,10 @@ def renamed(found: Predictions, run: RunFolder) -> Predictions:
     """The same, with the names that groups of this run were given since."""
     if not run.has(FILE):
         return found
-    facts = facts_from(run.read_json(FILE))
+    try:
+        facts = facts_from(run.read_json(FILE))
+    except (KeyError, TypeError, ValueError) as err:
+        raise RunError(f"{run.path / FILE} is damaged ({type(err).__name__}: {err}). Train the run again.") from err
     given = dict(zip(facts.first_names, facts.class_names, strict=False))  # no first names: nothing was renamed
     return replace(found, names=tuple(given.get(name, name) for name in found.names))
 

@@ -69,7 +69,8 @@ class Cell:
     @classmethod
     def of(cls, plain: dict[str, Any]) -> Cell:
         """What `asdict` gave; a KeyError, TypeError or ValueError where it is something else."""
-        cell = cls(**plain | {key: tuple(plain[key]) for key in ("settings", "also")})
+        tuples = {key: tuple(plain[key]) for key in ("settings", "also")}
+        cell = cls(**plain | tuples | {"labels": dict(plain["labels"])})
         texts = (cell.recipe, cell.variant, *cell.settings, *cell.also, *cell.labels, *cell.labels.values())
         if type(cell.seed) is not int or not all(isinstance(text, str) for text in texts):
             raise ValueError(f"no cell: {plain}")

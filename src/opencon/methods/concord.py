@@ -70,7 +70,8 @@ class ConcordConfig(MethodConfig):
     weight_contrast: float = 1.0
     temperature_labeled: float = 0.1  # SupCon
     weight_labeled: float = 0.3
-    contrast_epochs: int = 0  # of contrast alone, before the classifier starts: for an encoder without weights
+    # Of contrast alone, before the classifier starts: for an encoder without weights. Half of the epochs at most.
+    contrast_epochs: int = 0
     shares: Literal["equal", "start"] = "equal"  # of the classes among all images: alike, or as they are at the start
     # Of the k-means where the classifier starts; ours: with 10, runs differ by their luck. 0: it starts once, at random.
     num_starts: int = 50
@@ -208,16 +209,18 @@ class Concord(Method[ConcordConfig]):
         Start anew where the settings say so. At the last start, count the classes where that is wanted.
         """
         c, S = self.config, self.task.num_seen
+        first = min(c.contrast_epochs, epoch.num_epochs // 2)  # a short run leaves half of its epochs to the classifier
+        last = max((start for start in c.restarts if start < epoch.num_epochs), default=first)
         if self.counts:
-            self._look(epoch, max(c.restarts, default=c.contrast_epochs) - epoch.index)
-        is_first = epoch.index >= c.contrast_epochs and not bool(self.is_started)  # host sync: once an epoch
+            self._look(epoch, last - epoch.index)
+        is_first = epoch.index >= first and not bool(self.is_started)  # host sync: once an epoch
         if not is_first and (c.num_starts == 0 or epoch.index not in c.restarts):
             return
         bank = epoch.features()
         if c.num_starts == 0:
             self._begin(bank)
             return
-        if self.counts and epoch.index == max(c.restarts, default=c.contrast_epochs):
+        if self.counts and epoch.index == last:
             self._look_for(max(decide(self.signs.cpu(), otherwise=None), S + 1))
         number, stream = int(self.is_used.sum()), generator(torch.device("cpu"), 0)
         found = kmeans(bank.z, number, num_starts=c.num_starts, generator=stream, labels=bank.labels, num_seen=S)
@@ -228,7 +231,9 @@ class Concord(Method[ConcordConfig]):
         if left in range(0, LOOKS * APART, APART):
             bank, C = epoch.features(), self.task.num_classes
             rows = Looked.at(bank.z, bank.z, bank.labels, self.task.num_seen)
-            self.signs[left // APART] = signs_of(rows, C, C, where_clear=True).to(self.signs)
+            # Once groups have come back all numbers are tried: else one that does not, by a hair, would decide alone.
+            was_clear = bool(((self.signs > NOT_TRIED).all(dim=1).sum(dim=1) > 1).any())  # host sync
+            self.signs[left // APART] = signs_of(rows, C, C, where_clear=not was_clear).to(self.signs)
 
     def _cosines(self, rows: Tensor) -> Tensor:
         """(N, F) -> (N, C); that of a class which is not looked for is below all others."""

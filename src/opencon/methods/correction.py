@@ -60,9 +60,12 @@ class Looked:
 
     @classmethod
     def at(cls, z: Tensor, features: Tensor, labels: Tensor, num_seen: int) -> Looked:
-        """Not more rows than are looked at."""
-        step = max(1, len(z) // MOST_ROWS)
-        return cls(z[::step].float(), F.normalize(features[::step].float(), dim=1), labels[::step], num_seen)
+        """Not more rows than are looked at, but for a row of each label."""
+        chosen = torch.zeros_like(labels, dtype=torch.bool)
+        chosen[:: -(-len(z) // MOST_ROWS)] = True
+        by_label = labels.argsort(stable=True)
+        chosen[by_label[labels[by_label].diff(prepend=labels.new_full((1,), -2)) > 0]] = True  # one of each label
+        return cls(z[chosen].float(), F.normalize(features[chosen].float(), dim=1), labels[chosen], num_seen)
 
 
 @dataclass(frozen=True)
@@ -100,9 +103,8 @@ def signs_of(rows: Looked, most: int, num_classes: int, *, where_clear: bool = F
     tree = dict(estimate_classes(rows.features, rows.labels, num_seen=S, max_classes=most).curve)
     numbers = _numbers(S + 1, most)
     if where_clear:
-        first = max(numbers, key=lambda number: tree.get(number, 0.0))
-        if _come_back(rows, first) < CLEAR:
-            numbers = [first]
+        first = max(range(S + 1, most + 1), key=lambda number: tree.get(number, 0.0))
+        numbers = [first] if _come_back(rows, first) < CLEAR else sorted({*numbers, first})
     found = torch.full((2, num_classes + 1), NOT_TRIED)
     for number in numbers:
         found[:, number] = torch.tensor([_come_back(rows, number), tree.get(number, 0.0)])
@@ -143,7 +145,9 @@ def decide(signs: Tensor, *, otherwise: int | None) -> int:
     Where the groups of this number do not come back it is `otherwise`; None: that whose groups stood apart most in the
     last look.
     """
-    signs = signs[(signs > NOT_TRIED).all(dim=1).any(dim=1)]  # a short run looks once
+    tried = (signs > NOT_TRIED).all(dim=1).sum(dim=1)  # (n,)
+    # A short run looks once. A look that has tried one number says nothing of others.
+    signs = signs[tried > int(bool((tried > 1).any()))]
     is_tried = (signs > NOT_TRIED).all(dim=1).all(dim=0)  # (C + 1,)
     come_back, apart = signs.mean(dim=0)
     best = int(torch.where(is_tried, come_back + apart, -torch.inf).argmax())  # the smallest of equals
