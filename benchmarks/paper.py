@@ -125,7 +125,10 @@ def section(manifest: Manifest, cells: dict[str, dict[str, Any]], notes: dict[st
 
 def origin(files: dict[str, dict[str, Any]]) -> str:
     """What each file was measured with."""
-    lines = ["## Where the numbers come from\n"]
+    lines = [
+        "## Where the numbers come from\n",
+        "A run counts by its name. Where a default has changed since, the commit of its file says what it was.\n",
+    ]
     for name, file in files.items():
         about, number = file["environment"], len(file["cells"])
         state = about.get("state") or f"Measured at {about['commit']}."
