@@ -450,7 +450,7 @@ def test_overestimating_the_classes_is_allowed(tmp_path):
 
 def test_a_method_that_counts_anew_says_so_and_is_drawn(tmp_path):
     told: list[str] = []
-    small = ["train.epochs=3", "method.contrast_epochs=2", "method.num_starts=2"]
+    small = ["train.epochs=4", "method.contrast_epochs=2", "method.num_starts=2"]
     config = with_settings(get_recipe("concord/digits"), [*small, "split.num_classes=30", "method.counts=true"])
     result = train(config, tmp_path / "run", CPU, callbacks=Callbacks(say=told.append))
     assert told == [f"Epoch 2: the classes were counted anew: 30 became {result['prototypes']:.0f}."]
